@@ -1,0 +1,42 @@
+"""Run a step whose source has been changed: the emulator and the judge are tested with faults, not with words."""
+
+import importlib
+import inspect
+import types
+
+
+def step_with(step, *edits, tile_ops=()):
+    """The module ``flash_cuda.<step>`` with each (old, new) text edit applied once; likewise ``tile_ops``.
+
+    An edit whose old text is not there exactly once raises, so a mutation cannot silently stop applying.
+    """
+    ops = _edited("tile_ops", tile_ops).tile_ops
+    module = _edited(step, edits)
+    module.tile_ops = ops
+    return module
+
+
+def without_line(step, text, occurrence):
+    """(old, new) texts that delete the n-th line of the step's source containing ``text``."""
+    lines = source(step).splitlines(keepends=True)
+    hits = [k for k, line in enumerate(lines) if text in line]
+    k = hits[occurrence]
+    # A few lines of context make the edit unique.
+    before, after = "".join(lines[k - 3 : k]), "".join(lines[k + 1 : k + 4])
+    return before + lines[k] + after, before + after
+
+
+def source(step):
+    """The source text of ``flash_cuda.<step>``."""
+    return inspect.getsource(importlib.import_module(f"flash_cuda.{step}"))
+
+
+def _edited(name, edits):
+    text = source(name)
+    for old, new in edits:
+        if text.count(old) != 1:
+            raise ValueError(f"{name}: {old!r} occurs {text.count(old)} times")
+        text = text.replace(old, new)
+    module = types.ModuleType(f"flash_cuda.{name}")
+    exec(compile(text, f"<edited {name}>", "exec"), module.__dict__)
+    return module

@@ -1,0 +1,78 @@
+"""What a GPU would load, checked without one: linked cubins with no stack, no spills and no fp64."""
+
+import importlib
+import multiprocessing
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from flash_cuda.assembler import Assembler, parse_arch, resources
+
+pytest.importorskip("cuda.bindings.nvvm", reason="no NVVM: install the dev extra")
+
+STEPS = ["step0_standard", "step1_fused", "step2_flash_v1", "step3_flash_v2", "step4_causal"]
+BODIES = {"step0_standard": 3}  # kernels a step; one where it is not listed
+DTYPES = {"fp32": np.float32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}
+MAX_SHARED = 48 * 1024  # what every GPU grants a block unasked
+
+
+def reports(job):
+    """The reports of one (step, head dim, dtype, archs); runs in a process of its own."""
+    step, d, dtype, archs = job
+    on = Assembler(*archs)
+    Q, K = (np.zeros((1, heads, 100, d), DTYPES[dtype]) for heads in (2, 1))
+    importlib.import_module(f"flash_cuda.{step}").attention(Q, K, K, causal=True, on=on)
+    return job, on.reports
+
+
+def check(jobs):
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(2) as pool:
+        for (step, d, dtype, archs), found in pool.imap(reports, jobs):
+            assert len(found) == BODIES.get(step, 1) * len(archs)
+            for r in found:
+                where = f"{r.kernel} {r.arch} d={d} {dtype}"
+                assert r.stack_bytes == 0, f"{where}: {r.stack_bytes} bytes of stack or spills"
+                assert r.f64 == 0, f"{where}: {r.f64} fp64 instructions"
+                assert 16 < r.registers <= 255, where
+                assert 0 < r.shared_bytes <= MAX_SHARED, f"{where}: {r.shared_bytes} bytes of shared memory"
+
+
+def test_each_step_assembles_clean():
+    jobs = [("step0_standard", 64, "fp16", ("sm_75",)), ("step1_fused", 32, "fp32", ("sm_80",))]
+    jobs += [("step2_flash_v1", 128, "bf16", ("sm_90a",)), ("step3_flash_v2", 256, "fp16", ("sm_75",))]
+    check([*jobs, ("step4_causal", 64, "bf16", ("sm_80", "sm_90a"))])
+
+
+@pytest.mark.slow
+def test_every_combination_assembles_clean():
+    archs = ("sm_75", "sm_80", "sm_90a")
+    check([(step, d, dtype, archs) for step in STEPS for d in (32, 64, 113, 128, 256) for dtype in DTYPES])
+
+
+def test_a_spill_and_an_fp64_instruction_are_seen():
+    """The reader of cubins finds what it looks for: a local array indexed at run time, and a stray double."""
+    from numba import cuda
+    from numba.cuda.types import float32
+
+    def body(x, n):
+        local = cuda.local.array(64, float32)
+        for k in range(64):
+            local[k] = x[k]
+        x[0] = local[n] * 0.3
+
+    on = Assembler("sm_80")
+    on.launch(body, 1, 32, (np.zeros(64, np.float32), 3))
+    assert on.reports[0].stack_bytes >= 256 and on.reports[0].f64 > 0
+
+
+def test_architecture_names():
+    assert parse_arch("sm_90a") == (9, 0, "a") and parse_arch("sm_120") == (12, 0)
+    with pytest.raises(ValueError, match="arch: expected a name like sm_80"):
+        parse_arch("h100")
+
+
+def test_what_is_no_cubin_is_refused():
+    with pytest.raises(RuntimeError, match="not a cubin"):
+        resources(b"\x7fELF" + bytes(0x3C) + bytes(64))
