@@ -13,6 +13,7 @@ And it counts every load and store of global memory: the *requested* bytes of th
 """
 
 import sys
+from contextvars import copy_context
 from dataclasses import dataclass
 from types import FunctionType, ModuleType, SimpleNamespace
 
@@ -137,6 +138,7 @@ class Emulator:
         waiting = [_Thread(t, block) for t in range(threads)]
         for thread in waiting:
             thread.greenlet = greenlet(run)
+            thread.greenlet.gr_context = copy_context()  # NumPy keeps its error state there
         first = True
         while waiting:
             for thread in self._permuted(waiting):
