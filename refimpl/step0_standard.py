@@ -1,0 +1,118 @@
+"""Step 0: standard attention, three kernels with S and P in HBM between them.
+
+**Idea**: three separate kernels compute S = scale Q K^T, P = softmax(S) row by row, and O = P V; each keeps
+only tiles on chip, so the whole of S and of P goes through HBM.
+
+**Changed from** the formula: only cut into tiles. This is what the other steps are measured by.
+
+**Traffic**: S and P are written once and read once, N x N each, in fp32. The product kernels are tiled by
+their outputs: every tile of S loads its Q_i and K_j, every tile of O passes over all of V. The softmax
+kernel is granted enough chip for Br whole rows of S; with less it would read S twice.
+
+    fills = B*Hq*(e*(Tc*Nq*d + Tr*Nk*(d + dv) + Nq*dv) + f*(4*Nq*Nk + Nq))
+
+**Numerics**: P is divided by l before the product with V. The maximum is taken over the whole row at once,
+so no exponential exceeds 1 and nothing is rescaled.
+
+**Source**: Vaswani et al. 2017, "Attention is all you need", section 3.2.1, equation 1; as three passes
+through HBM: Dao et al. 2022, "FlashAttention", algorithm 0.
+"""
+
+import numpy as np
+
+from refimpl.heads import run
+from refimpl.softmax import pivot, rowmax, rowsum, weigh
+from refimpl.tiling import DEFAULT_TILE, spans
+
+
+def one_head(Q, K, V, O, lse, head):
+    """Read Q (Nq, d), K (Nk, d), V (Nk, dv) of one head from HBM; write O (Nq, dv) and lse (Nq, 1)."""
+    S = head.scratch(len(Q), len(K))
+    P = head.scratch(len(Q), len(K))
+    for rows in spans(len(Q), head.tile.Br):
+        for cols in spans(len(K), head.tile.Bc):
+            # load
+            Q_i = head.load("Q", Q[rows])
+            K_j = head.load("K", K[cols])
+
+            # scores: a hidden key scores -inf, whatever K holds there
+            seen = head.visible(rows, cols)
+            S_ij = np.where(seen, head.scale * (Q_i @ K_j.T), -np.inf)
+
+            # write
+            head.store("S", S[rows, cols], S_ij)
+
+    for rows in spans(len(Q), head.tile.Br):
+        # load
+        S_i = head.load("S", S[rows])
+
+        # softmax: pivot(m) is m, but 0 in a row with no key yet, where -inf - (-inf) would be NaN
+        m_i = rowmax(S_i)
+        P_i = np.exp(S_i - pivot(m_i))
+        l_i = rowsum(P_i)
+
+        # write: a row that sees no key has l = 0, and is 0 rather than 0 / 0
+        head.store("P", P[rows], np.where(l_i == 0, 0, P_i / l_i))
+        head.store("lse", lse[rows], m_i + np.log(l_i))
+
+    for rows in spans(len(Q), head.tile.Br):
+        O_acc = np.zeros(O[rows].shape, head.dtype)
+        for cols in spans(len(K), head.tile.Bc):
+            # load
+            P_ij = head.load("P", P[rows, cols])
+            V_j = head.load("V", V[cols])
+
+            # accumulate
+            O_acc = O_acc + weigh(P_ij, V_j, head.visible(rows, cols))
+            head.visit(rows, cols, None, None, O_acc)
+
+        # write
+        head.store("O", O[rows], O_acc)
+
+
+def attention(
+    Q,
+    K,
+    V,
+    *,
+    scale=None,
+    causal=False,
+    align="bottom_right",
+    mask=None,
+    tile=DEFAULT_TILE,
+    observe=None,
+    dtype=np.float64,
+):
+    """Compute softmax(scale Q K^T) V with this step's data flow.
+
+    Parameters
+    ----------
+    Q, K, V : array_like (B, Hq, Nq, d), (B, Hk, Nk, d), (B, Hk, Nk, dv), of one floating-point type
+        Query head h uses K/V head h // (Hq // Hk).
+    scale : float, optional
+        Factor of q.k, of any sign; 1/sqrt(d) if left out.
+    causal : bool
+        Row r sees key j iff j <= r + Nk - Nq (align="bottom_right") or j <= r (align="top_left").
+    mask : array_like of bool, broadcast to (B, Hq, Nq, Nk), optional
+        True = attend.
+    tile : Tile
+        Br query rows by Bc keys.
+    observe : Observer, optional
+        Hears of loads, stores and tile visits.
+    dtype : np.float64 or np.float32
+        Arithmetic type.
+
+    Returns
+    -------
+    O : ndarray (B, Hq, Nq, dv)
+        0 in a row that sees no key.
+    lse : ndarray (B, Hq, Nq)
+        Natural logarithm of the sum of exp(s) over the keys a row sees; -inf if there are none.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument does not fit; the message names it and what was expected (`heads.check`, `heads.prepare`).
+    """
+    options = {"scale": scale, "causal": causal, "align": align, "mask": mask}
+    return run(one_head, Q, K, V, **options, tile=tile, observe=observe, dtype=dtype)

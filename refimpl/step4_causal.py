@@ -1,0 +1,109 @@
+"""Step 4: causal attention for half the work: dead tiles are not visited, only edge tiles are masked.
+
+**Idea**: a causal tile is hidden as a whole, visible as a whole, or on the edge, and a look at two of its
+corners tells which. The first kind need not be visited, the second needs no mask.
+
+**Changed from step3_flash_v2**: each tile is classified first. EMPTY is skipped before its loads, and only
+on PARTIAL is the mask evaluated.
+
+**Traffic**: as step 3, but Q tile i loads the keys of its live tiles alone: all those up to its last row +
+diag, rounded up to whole tiles, at least none and at most Nk. diag = Nk when not causal. A Q tile with no
+live tile still loads Q_i and writes O and lse. A boolean mask has dead tiles of its own, which cost nothing
+either and which the formula does not know.
+
+    fills = B*Hq*(f*Nq + e*(d+dv)*(Nq + sum(max(0, min(Nk, Bc*cdiv(min(Nq, i*Br+Br)+diag, Bc))) for i in range(Tr))))
+
+**Numerics**: as step 3. A skipped tile would have had alpha = 1 and P = 0, so skipping it changes no value.
+
+**Source**: Dao 2023, "FlashAttention-2", section 3.1.1, "Causal masking".
+"""
+
+import numpy as np
+
+from refimpl.heads import run
+from refimpl.options import TileClass
+from refimpl.softmax import identity, pivot, rowmax, rowsum, weigh
+from refimpl.tiling import DEFAULT_TILE, spans
+
+
+def one_head(Q, K, V, O, lse, head):
+    """Read Q (Nq, d), K (Nk, d), V (Nk, dv) of one head from HBM; write O (Nq, dv) and lse (Nq, 1)."""
+    for rows in spans(len(Q), head.tile.Br):
+        # load
+        Q_i = head.load("Q", Q[rows])
+        m_i, l_i, O_acc = identity(O[rows].shape, head.dtype)
+        for cols in spans(len(K), head.tile.Bc):
+            kind = head.classify(rows, cols)
+            if kind is TileClass.EMPTY:  # nothing of it is loaded
+                continue
+
+            # load
+            K_j = head.load("K", K[cols])
+            V_j = head.load("V", V[cols])
+
+            # scores: a hidden key scores -inf, whatever K holds there
+            seen = True if kind is TileClass.FULL else head.visible(rows, cols)
+            S_ij = np.where(seen, head.scale * (Q_i @ K_j.T), -np.inf)
+
+            # softmax: pivot(m) is m, but 0 in a row with no key yet, where -inf - (-inf) would be NaN
+            m_new = np.maximum(m_i, rowmax(S_ij))
+            alpha = np.exp(m_i - pivot(m_new))
+            P_ij = np.exp(S_ij - pivot(m_new))
+            l_i = alpha * l_i + rowsum(P_ij)
+            m_i = m_new
+
+            # accumulate
+            O_acc = alpha * O_acc + weigh(P_ij, V_j, seen)
+            head.visit(rows, cols, m_i, l_i, O_acc)
+
+        # write: a row that sees no key has l = 0, and is 0 rather than 0 / 0
+        head.store("O", O[rows], np.where(l_i == 0, 0, O_acc / l_i))
+        head.store("lse", lse[rows], m_i + np.log(l_i))
+
+
+def attention(
+    Q,
+    K,
+    V,
+    *,
+    scale=None,
+    causal=False,
+    align="bottom_right",
+    mask=None,
+    tile=DEFAULT_TILE,
+    observe=None,
+    dtype=np.float64,
+):
+    """Compute softmax(scale Q K^T) V with this step's data flow.
+
+    Parameters
+    ----------
+    Q, K, V : array_like (B, Hq, Nq, d), (B, Hk, Nk, d), (B, Hk, Nk, dv), of one floating-point type
+        Query head h uses K/V head h // (Hq // Hk).
+    scale : float, optional
+        Factor of q.k, of any sign; 1/sqrt(d) if left out.
+    causal : bool
+        Row r sees key j iff j <= r + Nk - Nq (align="bottom_right") or j <= r (align="top_left").
+    mask : array_like of bool, broadcast to (B, Hq, Nq, Nk), optional
+        True = attend.
+    tile : Tile
+        Br query rows by Bc keys.
+    observe : Observer, optional
+        Hears of loads, stores and tile visits.
+    dtype : np.float64 or np.float32
+        Arithmetic type.
+
+    Returns
+    -------
+    O : ndarray (B, Hq, Nq, dv)
+        0 in a row that sees no key.
+    lse : ndarray (B, Hq, Nq)
+        Natural logarithm of the sum of exp(s) over the keys a row sees; -inf if there are none.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument does not fit; the message names it and what was expected (`heads.check`, `heads.prepare`).
+    """
+    options = {"scale": scale, "causal": causal, "align": align, "mask": mask}
+    return run(one_head, Q, K, V, **options, tile=tile, observe=observe, dtype=dtype)
