@@ -1,0 +1,1 @@
+"""The claims ledger: every number, formula and listing of the texts this project teaches from, recomputed."""
