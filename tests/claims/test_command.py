@@ -82,13 +82,30 @@ def test_stated_values_that_disagree_are_marked(results):
     by_id = {claim.id: (claim, outcome) for claim, outcome in results}
     assert "class=off" in html._values(*by_id["18.1-005"])
     assert "class=off" not in html._values(*by_id["18.1-007"])
+    # A bound marks the end that is broken, on the rows that break it.
+    floors, roofs = html._values(*by_id["18.5-061"]), html._values(*by_id["18.6-068"])
+    assert floors.count("class=off") == 1 and "<td class=off>4.781</td>" in floors
+    assert roofs.count("class=off") == 8 and "<td class=off>0</td>" not in roofs
+    assert "class=off" not in html._values(*by_id["18.1-050"])
 
 
 def test_numbers_read_well():
     """Leaves as printed."""
     shown = [report.number(x) for x in (True, 8390656, 0.0001234, 31.0303, 65536.0, float("inf"), ledger.Range(2, 4))]
     assert shown == ["yes", "8,390,656", "0.000123", "31.03", "65,536", "no limit", "2 to 4"]
+    assert [report.number(x) for x in (2024, 1024.0, 1e6, 12345.6, 1.5e9)] == [
+        "2024", "1024", "1,000,000", "12,346", "1.5e+09"
+    ]  # fmt: skip
     assert report.short({"a": 1, "b": {"c": 2.5}}) == "a: 1; b/c: 2.5"
+
+
+def test_a_bound_that_excludes_nothing_is_said_in_words(results):
+    """No '0 to no limit' on the page or in print; a real bound shows both ends."""
+    by_id = {claim.id: (claim, outcome) for claim, outcome in results}
+    assert report.shown(*by_id["18.1-033"]) == "not recomputable"
+    assert "not recomputable" in html._values(*by_id["18.1-033"])
+    assert report.shown(*by_id["18.6-068"]).keys() == {"at least", "at most"}
+    assert report.shown(*by_id["18.1-005"]) == by_id["18.1-005"][1].value
 
 
 def test_account_against_counting():

@@ -49,8 +49,8 @@ def head_flops():
 @claim(
     "blog-004", section="1.1", where="text", kind="statement",
     title_en="Share of the time spent moving", title_zh="一半多的时间",
-    paraphrase="So more than half of the time goes into moving half-finished results, less than half into "
-    "computing.",
+    paraphrase="Of the standard forward's time more than half goes into moving half-finished results, "
+    "less than half into computing.",
     stated={"moving exceeds computing": True}, verdict="wrong", severity=2,
     right="By the blog's own numbers 64 of 150 us, 43 %. It becomes true with a real A100: 27.5 us of "
     "computing at 312 TFLOP/s.",
@@ -98,7 +98,7 @@ def order():
 
 @claim(
     "blog-007", section="1.2", where="text", kind="hardware",
-    title_en="SRAM against HBM", title_zh="带宽比 HBM 高一个数量级",
+    title_en="SRAM against HBM", title_zh="片上 SRAM 带宽",
     paraphrase="On-chip SRAM has ten times the bandwidth of HBM.",
     stated=10, unit="x", tol=0.1, verdict="confirmed",
     source=f"{A100.source}; {CUDA_GUIDE}",

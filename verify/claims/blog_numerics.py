@@ -86,7 +86,7 @@ def infinity():
 
 @claim(
     "blog-043", section="2.3", where="Formula", kind="formula",
-    title_en="Softmax backward", title_zh="dS = P ⊙ (dP - rowsum(dP ⊙ P))",
+    title_en="Softmax backward", title_zh="softmax 的雅可比",
     paraphrase="dV = P^T dO and dS = P o (dP - rowsum(dP o P)), with dP = dO V^T.",
     stated={"dS": True, "dV": True}, verdict="confirmed",
 )

@@ -4,10 +4,11 @@ import os
 from html import escape
 from pathlib import Path
 
+from verify.claims import second_reading
 from verify.claims.inventory import TITLES, coverage
-from verify.claims.ledger import VERDICTS, disagreements, leaves, recomputed
+from verify.claims.ledger import VERDICTS, Bound, Cases, disagreements, leaves, recomputed
 from verify.claims.page_style import CSS, JS
-from verify.claims.report import columns, counts, number, ranked
+from verify.claims.report import counts, excludes_nothing, number, ranked, shown
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 MEANING = {
@@ -18,6 +19,13 @@ MEANING = {
     "unverifiable": "possible, but not recomputable",
     "confirmed": "holds",
 }
+LEGEND = """<p class="note"><b>How to read an entry.</b> The line under the title is what the text says, in our words.
+The table sets what it states, or what must hold if it is right, beside what a recomputation gives; shaded cells
+disagree. "yes" beside an input of a listing means: right on that input. Then come why, what holds instead, and the
+source. Severity 1 is harmless, 2 misleads, 3 leads to wrong results or decisions.</p>
+<p class="note"><b>Symbols.</b> N or n: sequence length; d: head dimension; h or H: heads; Br x Bc: tile of query rows
+by keys; M: fast memory; S, P: scores and their softmax; m, l: running maximum and sum; v1, v2, v3: FlashAttention 1,
+2 and 3.</p>"""
 
 
 def notebook(group) -> Path | None:
@@ -57,10 +65,11 @@ def page(results, folder=None) -> str:
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>Claims ledger</title><style>{CSS}</style>
 <h1>Claims ledger <span class="soft">数值核对</span></h1>
-<p>{len(results)} statements of a chapter on FlashAttention and of a companion blog,
-each recomputed. Paraphrases are
+<p>{len(results)} statements of a chapter on FlashAttention and of a companion blog, each recomputed. Paraphrases are
 ours; the texts' own terms stand beside the titles.</p>
 {_counts(results)}
+{LEGEND}
+<p class="note soft">{second_reading.summary()}.</p>
 <div class="bar"><input id="find" type="search" placeholder="search: id, words, 中文" aria-label="search">
 <select id="section" aria-label="section"><option value="">all sections</option>{sections}</select>
 <select id="verdict" aria-label="verdict"><option value="">all verdicts</option>{verdicts}</select>
@@ -110,7 +119,7 @@ def _entry(claim, outcome, link) -> str:
     if claim.mended:
         notes.insert(2, ("Mended", "the repaired version passes every case above"))
     see = ", ".join(f'<a data-id href="#c{id}">{id}</a>' for id in claim.conflicts_with)
-    notes.append(("See", see))
+    notes += [("See", see), ("Second reading", escape(second_reading.told(claim.id)))]
     told = "".join(f'<p class="note"><b>{name}:</b> {text}</p>' for name, text in notes if text)
     return (
         f'<div class="entry {outcome.verdict}" id="c{claim.id}" data-section="{claim.group}" '
@@ -123,22 +132,43 @@ def _entry(claim, outcome, link) -> str:
 def _values(claim, outcome) -> str:
     """Stated and recomputed leaves side by side; those that disagree are marked."""
     stated = leaves(claim.stated)
-    truth = recomputed(claim)
-    shown = columns(claim, outcome, truth)
-    bound = outcome.verdict == "unverifiable"
-    off = {name: set() if bound else set(disagreements(stated, values, claim.tol)) for name, values in shown.items()}
+    columns = _columns(claim, outcome)
+    off = {name: _off(claim, outcome, name, values) for name, values in columns.items()}
     unit = f" ({escape(claim.unit)})" if claim.unit else ""
-    head = f"<tr><th></th><th>stated{unit}</th>" + "".join(f"<th>{escape(name)}</th>" for name in shown) + "</tr>"
+    head = f"<tr><th></th><th>stated{unit}</th>" + "".join(f"<th>{escape(name)}</th>" for name in columns) + "</tr>"
     rows = "".join(
         f"<tr><th>{escape(path)}</th><td>{escape(number(leaf))}</td>"
         + "".join(
             f"<td{' class=off' if path in off[name] else ''}>{escape(number(values[path]))}</td>"
-            for name, values in shown.items()
+            for name, values in columns.items()
         )
         + "</tr>"
         for path, leaf in stated.items()
     )
     return f'<table class="values">{head}{rows}</table>'
+
+
+def _columns(claim, outcome) -> dict[str, dict]:
+    """Recomputed values as columns of leaves: one for a value, one per case, or the two ends of a bound."""
+    paths, truth = leaves(claim.stated), recomputed(claim)
+    if isinstance(truth, Cases):
+        return {name: leaves(value) for name, value in truth.values.items()}
+    if isinstance(truth, Bound):
+        if excludes_nothing(truth):
+            return {"recomputed": dict.fromkeys(paths, shown(claim, outcome))}
+        ends = {"at least": truth.lo, "at most": truth.hi}
+        return {name: leaves(end) if isinstance(end, dict) else dict.fromkeys(paths, end) for name, end in ends.items()}
+    return {"recomputed": leaves(outcome.value)}
+
+
+def _off(claim, outcome, name, values) -> set[str]:
+    """Which leaves of one column to mark: those that disagree, or lie beyond that end of a bound."""
+    stated = leaves(claim.stated)
+    if not isinstance(recomputed(claim), Bound):
+        return set(disagreements(stated, values, claim.tol))
+    side = "lo" if name == "at least" else "hi"
+    ends = {path: getattr(stated[path], side, stated[path]) for path in outcome.off}
+    return {path for path, end in ends.items() if (end < values[path] if side == "lo" else end > values[path])}
 
 
 def _coverage() -> str:

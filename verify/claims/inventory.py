@@ -1,7 +1,6 @@
 """What the texts contain, item by item, and the entries that judge each: nothing blank without a reason.
 
-`ITEMS[section]` maps an item (a table, figure, listing, formula or blog section) to the ids of its entries,
-or to a
+`ITEMS[section]` maps an item (a table, figure, listing, formula or blog section) to the ids of its entries, or to a
 sentence that says why it has none. Statements in running text that belong to no item are listed by `coverage` itself.
 """
 

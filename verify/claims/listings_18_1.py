@@ -6,9 +6,9 @@ from verify.claims.ledger import Truth, claim
 from verify.claims.trial import TRIALS, everywhere, judge_forward
 
 
-def standard(Q, K, V, scale):
+def standard(Q, K, V, factor):
     """Listing of 18.1.1: materialise S, take its softmax, multiply by V."""
-    S = np.matmul(Q, np.swapaxes(K, -2, -1)) * scale
+    S = np.matmul(Q, np.swapaxes(K, -2, -1)) * factor
     E = np.exp(S - S.max(axis=-1, keepdims=True))
     return np.matmul(E / E.sum(axis=-1, keepdims=True), V)
 
@@ -40,7 +40,7 @@ def elu_plus_one(x):
     return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
 
 
-def linear_attention(Q, K, V, transpose_sum):
+def linear(Q, K, V, transpose_sum):
     """Listing of 18.1.3; with `transpose_sum` the normaliser's row vector is made a column."""
     q, k = elu_plus_one(Q), elu_plus_one(K)
     state = np.swapaxes(k, -2, -1) @ V
@@ -60,7 +60,7 @@ def judge_linear(transpose_sum):
         A = elu_plus_one(Q) @ np.swapaxes(elu_plus_one(K), -2, -1)
         want = A @ V / A.sum(-1, keepdims=True)
         try:
-            got = linear_attention(Q, K, V, transpose_sum)
+            got = linear(Q, K, V, transpose_sum)
         except ValueError as error:
             verdicts[name] = False
             told.append(f"{name}: {type(error).__name__}")
@@ -73,7 +73,8 @@ def judge_linear(transpose_sum):
 @claim(
     "18.1-058", section="18.1.3", where="Listing 1", kind="code",
     title_en="Linear attention listing", title_zh="线性注意力代码",
-    paraphrase="phi(Q)(phi(K)^T V), divided by phi(Q) times the sum of phi(K) kept as a (1, d) row.",
+    paraphrase="Linear attention is phi(Q)(phi(K)^T V), divided by phi(Q) times the sum of phi(K) kept as "
+    "a (1, d) row.",
     stated={"d = 8": True, "d = 1": True, "several heads": True}, verdict="wrong", severity=2,
     right="(N, d) times (1, d) is no matrix product: the code raises for every d but 1. Transpose the sum to "
     "(d, 1).",

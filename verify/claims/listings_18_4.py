@@ -1,7 +1,6 @@
 """The pseudo-code of section 18.4, transcribed in behaviour and run against fp64, each fault beside its repair.
 
-Every function takes single-head (N, d) arrays,
-as the listings do; `per_head` loops over batch and heads outside.
+Every function takes single-head (N, d) arrays, as the listings do; `per_head` loops over batch and heads outside.
 """
 
 import numpy as np
@@ -14,8 +13,7 @@ from verify.claims.trial import TRIALS, everywhere, judge_backward, judge_forwar
 def tiled_forward(Q, K, V, Br, Bc, scale, *, state_rows=None, with_statistics=False):
     """Both forward listings of 18.4: Q tile outside, K/V tiles inside, local maximum, two rescaling factors.
 
-    `state_rows` is how many rows m, l and O are given: the listings take Br whatever the tile has left,
-    which a
+    `state_rows` is how many rows m, l and O are given: the listings take Br whatever the tile has left, which a
     ragged last tile does not broadcast against. None repairs it.
     """
     N = len(Q)
@@ -101,22 +99,21 @@ def kernel_scale():
     return Truth({"scores are multiplied by scale": ok["several key tiles"]}, f"with 1/sqrt(d): {told}")
 
 
-def accumulate(m_old, l_old, x, repaired):
+def accumulate(m, l, x, repaired):
     """Listing of 18.4.2: merge one block of scores into (m, l); also returns the block's exponentials.
 
-    As printed those are taken against the block's own maximum,
-    which is not returned. The repair takes them against
+    As printed those are taken against the block's own maximum, which is not returned. The repair takes them against
     the new maximum and lets a row of minus infinities contribute nothing.
     """
     if repaired:
-        m_new = np.maximum(m_old, x.max(axis=1))
+        m_new = np.maximum(m, x.max(axis=1))
         base = np.where(np.isinf(m_new), 0.0, m_new)
         P = np.exp(x - base[:, None])
-        return m_new, np.exp(m_old - base) * l_old + P.sum(axis=1), P
+        return m_new, np.exp(m - base) * l + P.sum(axis=1), P
     m_tile = x.max(axis=1)
     P = np.exp(x - m_tile[:, None])
-    m_new = np.maximum(m_old, m_tile)
-    return m_new, np.exp(m_old - m_new) * l_old + np.exp(m_tile - m_new) * P.sum(axis=1), P
+    m_new = np.maximum(m, m_tile)
+    return m_new, np.exp(m - m_new) * l + np.exp(m_tile - m_new) * P.sum(axis=1), P
 
 
 def judge_accumulate(repaired):
@@ -161,8 +158,12 @@ def accumulate_listing():
     return judge_accumulate(repaired=False)
 
 
-def tiled_backward(Q, K, V, O, dO, m, l, Br, Bc, scale, *, D="tile", state_rows=None):
-    """Backward listing of 18.4.4; D is summed over one tile as printed, or over the row as rowsum(dO * O)."""
+def tiled_backward(Q, K, V, dO, saved, Br, Bc, scale, *, D="tile", state_rows=None):
+    """Backward listing of 18.4.4; D is summed over one tile as printed, or over the row as rowsum(dO * O).
+
+    `saved` is what the forward pass kept: O, m and l.
+    """
+    O, m, l = saved
     dQ, dK, dV = np.zeros_like(Q), np.zeros_like(K), np.zeros_like(V)
     for start in range(0, cdiv(len(Q), Br) * Br, Br):
         q = slice(start, start + Br)
@@ -187,8 +188,8 @@ def backward(*, D, sized):
     def run(Q, K, V, dO, Br, Bc):
         def one(q, k, v, g):
             scale = 1 / np.sqrt(q.shape[1])
-            O, m, l = tiled_forward(q, k, v, Br, Bc, scale, with_statistics=True)
-            return tiled_backward(q, k, v, O, g, m, l, Br, Bc, scale, D=D, state_rows=None if sized else Br)
+            saved = tiled_forward(q, k, v, Br, Bc, scale, with_statistics=True)
+            return tiled_backward(q, k, v, g, saved, Br, Bc, scale, D=D, state_rows=None if sized else Br)
 
         return per_head(one, 3)(Q, K, V, dO)
 

@@ -208,8 +208,8 @@ def score_registers():
 @claim(
     "18.6-095", section="18.6.3", where="Figure 18-25", kind="statement",
     title_en="Order of the stages", title_zh="Prologue / Steady / Swap / Epilogue",
-    paraphrase="Load tile 0; then, while tile i is worked on, load tile i + 1 into the other slot; after the "
-    "last tile divide and write.",
+    paraphrase="Tile 0 is loaded first; then, while tile i is worked on, tile i + 1 is loaded into the "
+    "other slot; after the last tile O is divided and written.",
     stated=everywhere({n: t for n, t in TRIALS.items() if n != "one tile"}), verdict="confirmed",
 )
 def stage_order():

@@ -102,16 +102,17 @@ def flex_listing():
 def flex_sample(mended):
     """The sample's control flow with stand-ins that keep FlexAttention's calling conventions."""
     document = np.repeat([0, 1], 32)
+    # ALiBi's slopes for four heads.
+    slopes = 0.25 ** np.arange(1, 5)
 
     def printed_mod(score, b, h, q, kv):
-        score = score + 2.0 ** (-8 * (h + 1) / 4) * (kv - q)
-        return np.where((q - kv <= 1024) & (kv <= q), score, -np.inf)
+        return np.where((q - kv <= 1024) & (kv <= q), alibi(score, b, h, q, kv), -np.inf)
 
     def mask_mod(b, h, q, kv):
         return (q - kv <= 1024) & (kv <= q) & (document[q] == document[kv])
 
     def alibi(score, b, h, q, kv):
-        return score + 2.0 ** (-8 * (h + 1) / 4) * (kv - q)
+        return score + slopes[h] * (kv - q)
 
     def create_block_mask(mod):
         inspect.signature(mod).bind(0, 0, 0, 0)
@@ -120,7 +121,7 @@ def flex_sample(mended):
 
     t = make(1722, H=4, Nq=64, d=8)
     q, kv = np.indices((64, 64))
-    bias = np.stack([2.0 ** (-8 * (h + 1) / 4) * (kv - q) for h in range(4)])
+    bias = slopes[:, None, None] * (kv - q)
     want = oracle.attention(t.Q, t.K, t.V, mask=mask_mod(0, 0, q, kv), bias=bias)[0]
     try:
         mask, score_mod = create_block_mask(mask_mod if mended else printed_mod), alibi if mended else None
@@ -142,8 +143,8 @@ def flex_sample(mended):
 
 @claim(
     "18.7-123", section="18.7.4", where="Listing 5", kind="code",
-    title_en="Casting to FP8 without a scale", title_zh="q.to(torch.float8_e4m3fn)",
-    paraphrase="q, k and v are cast to E4M3 directly.",
+    title_en="Casting to FP8 without a scale", title_zh="FP8 推理优化",
+    paraphrase="q, k and v are cast to E4M3 directly, without a scale.",
     stated={"no NaN at 500": True, "1e-3 survives": True, "error as with a scale": True}, verdict="wrong",
     severity=3, mended=lambda: fp8_cast(scaled=True)[0],
     right="E4M3 has no infinity: values above 464 become NaN, those below 2^-10 zero. Divide by amax / 448 "

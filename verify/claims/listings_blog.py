@@ -9,9 +9,9 @@ from verify.claims.trial import everywhere, judge_forward, make, per_head
 
 def sketch(Q, K, V, *, Br, Bc, scaled, start=-1e30, mask=None, hidden=-np.inf):
     """The blog's loop: Q tiles outside, m from a finite sentinel, O / l at the end. No scale unless `scaled`."""
-    N, d = Q.shape
+    d = Q.shape[1]
     out = np.empty_like(Q)
-    for i in range(0, N, Br):
+    for i in range(0, len(Q), Br):
         Q_i = Q[i : i + Br]
         o, l, m = np.zeros((len(Q_i), d)), np.zeros((len(Q_i), 1)), np.full((len(Q_i), 1), start)
         for j in range(0, len(K), Bc):

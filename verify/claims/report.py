@@ -8,8 +8,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from verify.claims import second_reading
 from verify.claims.inventory import TITLES, coverage
-from verify.claims.ledger import VERDICTS, Bound, Cases, Range, disagreements, leaves
+from verify.claims.ledger import VERDICTS, Bound, Range, disagreements, leaves, recomputed
 
 STYLE = {
     "wrong": "bold red",
@@ -41,12 +42,15 @@ def number(value) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
-        return f"{value:,}"
+        # Years and four-digit lengths read better without a comma.
+        return f"{value:,}" if abs(value) >= 10_000 else str(value)
     if isinstance(value, float):
         if not math.isfinite(value):
             return "no limit" if math.isinf(value) else "NaN"
-        if value == 0 or 1e-3 <= abs(value) < 1e6:
-            return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+        if value == 0 or 1e-3 <= abs(value) < 1e4:
+            return f"{value:.4g}"
+        if 1e4 <= abs(value) < 1e6 or (abs(value) < 1e9 and value.is_integer()):
+            return f"{value:,.0f}"
         return f"{value:.3g}"
     return str(value)
 
@@ -82,6 +86,7 @@ def entry(claim, outcome) -> dict:
         "conflicts_with": list(claim.conflicts_with),
         "source": claim.source,
         "mended": claim.mended is not None,
+        "second_reading": second_reading.told(claim.id),
     }
 
 
@@ -136,16 +141,32 @@ def terminal(results):
         )
     out.print(table)
     out.print(_count_table(results))
+    if {claim.id for claim, _ in results} >= second_reading.IDS:
+        out.print(f"{second_reading.summary()} (verify/claims/second_reading.md)")
     differ = [claim.id for claim, outcome in results if claim.verdict != outcome.verdict]
     if differ:
         out.print(f"[bold red]declared and recomputed verdicts differ:[/] {', '.join(differ)}")
+
+
+def excludes_nothing(bound) -> bool:
+    """Does a bound admit every value that is not negative?"""
+    low, high = set(leaves(bound.lo).values()), set(leaves(bound.hi).values())
+    return low <= {0, -math.inf} and high == {math.inf}
+
+
+def shown(claim, outcome):
+    """The recomputed value as a reader wants it: the ends of a bound named, and words where there is none."""
+    truth = recomputed(claim)
+    if not isinstance(truth, Bound):
+        return outcome.value
+    return "not recomputable" if excludes_nothing(truth) else {"at least": truth.lo, "at most": truth.hi}
 
 
 def telling(claim, outcome) -> tuple:
     """Stated and recomputed value, cut to the leaves that disagree where some do and the shapes are alike."""
     stated, value = leaves(claim.stated), leaves(outcome.value)
     if stated.keys() != value.keys():
-        return claim.stated, outcome.value
+        return claim.stated, shown(claim, outcome)
     off = disagreements(claim.stated, outcome.value, claim.tol)
     if not off:
         return claim.stated, outcome.value
@@ -178,12 +199,13 @@ def full(claim, outcome):
         "where": f"{claim.section}, {claim.where}",
         "text says": claim.paraphrase + guess,
         "stated": f"{short(claim.stated, 4000)} {claim.unit}",
-        "recomputed": short(outcome.value, 4000),
+        "recomputed": short(shown(claim, outcome), 4000),
         "disagrees": ", ".join(part for part in outcome.off if part),
         "why": outcome.detail,
         "right": claim.right,
         "see also": ", ".join(claim.conflicts_with),
         "source": claim.source,
+        "2nd reading": second_reading.told(claim.id),
     }
     for name, text in lines.items():
         if text:
@@ -225,19 +247,8 @@ def markdown(results) -> str:
             f"{claim.section} {claim.where}",
             f"{claim.paraphrase} ({claim.title_zh})",
             f"{short(claim.stated, 160)} {claim.unit}",
-            short(outcome.value, 160),
+            short(shown(claim, outcome), 160),
             claim.right,
         )
         lines.append("| " + " | ".join(cell.replace("|", "\\|").strip() for cell in cells) + " |")
     return "\n".join(lines) + "\n"
-
-
-def columns(claim, outcome, truth) -> dict[str, dict]:
-    """Recomputed values as columns of leaves: one for a value, one per case, or the two ends of a bound."""
-    paths = leaves(claim.stated)
-    if isinstance(truth, Cases):
-        return {name: leaves(value) for name, value in truth.values.items()}
-    if isinstance(truth, Bound):
-        ends = {"at least": truth.lo, "at most": truth.hi}
-        return {name: leaves(end) if isinstance(end, dict) else dict.fromkeys(paths, end) for name, end in ends.items()}
-    return {"recomputed": leaves(outcome.value)}

@@ -142,7 +142,8 @@ def generations():
 @claim(
     "18.1-008", section="18.1.1", where="text", kind="number",
     title_en="Distance from the ridge", title_zh="拐点差距",
-    paraphrase="Standard attention falls short of the ridge by 19x on A100 and 37x on H100.",
+    paraphrase="At its 8 FLOP/byte standard attention falls short of the ridge by 19x on A100 and 37x on "
+    "H100.",
     stated={"A100": 19, "H100": 37}, unit="x", verdict="wrong", severity=2, conflicts_with=("18.1-005",),
     right="4.9x and 9.5x: the divisions are right, the 8 FLOP/byte they start from is not.",
 )

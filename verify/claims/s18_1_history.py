@@ -210,12 +210,13 @@ def closed_models():
     paraphrase="Over 3000 citations by 2026, among the most cited of NeurIPS 2022; an ACM dissertation award "
     "honourable mention in 2024.",
     stated={"citations": 3000, "mention in": 2024}, verdict="unverifiable", severity=1,
-    right="Counts change daily. The name is not among the honourable mentions that we could find for 2023 or "
-    "2024.",
+    right="Counts change daily. No source that we found has this mention: the 2024 award went to Ashish Sharma, "
+    "with Sewon Min among the mentions, and the author's own list of honours does not name it.",
+    source="University of Washington, Allen School news, 4 June 2025; tridao.me, selected honors and awards",
 )
 def prizes():
     return Bound(
-        0, inf, "citation counts and award lists cannot be recomputed, and no stored source confirms the award"
+        0, inf, "citation counts cannot be recomputed, and the complete list of honourable mentions was not at hand"
     )
 
 

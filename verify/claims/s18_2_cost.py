@@ -6,6 +6,12 @@ from verify.claims.account import backward_flops, fit_exponent, forward_flops
 from verify.claims.ledger import Bound, Cases, Elsewhere, Truth, claim, stated_in
 
 MI, GI = 1.048576, 1.073741824
+LENGTHS = (512, 2048, 8192, 32768, 131072)
+
+
+def rows(*values):
+    """One value for each length of Table 18-5, labelled."""
+    return dict(zip((f"n = {n}" for n in LENGTHS), values, strict=True))
 
 
 @claim(
@@ -97,38 +103,40 @@ def matrix_sizes():
 @claim(
     "18.2-024", section="18.2.3", where="Table 18-5", kind="table",
     title_en="FLOPs of QK^T by length", title_zh="序列长度与 FLOPs",
-    paraphrase="d = 128, one head: 67M, 1.07G, 17.2G, 275G, 4.4T FLOP for 512 to 131072 tokens.",
-    stated={"512": 67e6, "2048": 1.07e9, "8192": 17.2e9, "32768": 275e9, "131072": 4.4e12}, unit="FLOP",
+    paraphrase="QK^T of one head with d = 128 takes 67M, 1.07G, 17.2G, 275G, 4.4T FLOP for n from 512 to "
+    "131072.",
+    stated=rows(67e6, 1.07e9, 17.2e9, 275e9, 4.4e12), unit="FLOP",
     verdict="confirmed",
 )
 def flops_by_length():
-    return {str(n): forward_flops(n, 128) / 2 for n in (512, 2048, 8192, 32768, 131072)}
+    return rows(*(forward_flops(n, 128) / 2 for n in LENGTHS))
 
 
 @claim(
     "18.2-025", section="18.2.3", where="Table 18-5", kind="table",
     title_en="Size of S by length", title_zh="S 显存",
-    paraphrase="One n x n FP16 matrix: 512 KB, 8 MB, 128 MB, 2 GB, 32 GB.",
-    stated={"512": 0.512, "2048": 8, "8192": 128, "32768": 2000, "131072": 32000}, unit="MB", verdict="units",
-    unit_factor={"512": 1.024, "2048": MI, "8192": MI, "32768": GI, "131072": GI}, tol=0.002,
+    paraphrase="One n x n FP16 matrix takes 512 KB, 8 MB, 128 MB, 2 GB, 32 GB for n from 512 to 131072.",
+    stated=rows(0.512, 8, 128, 2000, 32000), unit="MB", verdict="units",
+    unit_factor=rows(1.024, MI, MI, GI, GI), tol=0.002,
     right="KiB, MiB and GiB; in decimal units up to 7 % more.",
 )
 def scores_by_length():
-    return {str(n): n * n * 2 / 1e6 for n in (512, 2048, 8192, 32768, 131072)}
+    return rows(*(n * n * 2 / 1e6 for n in LENGTHS))
 
 
 @claim(
     "18.2-026", section="18.2.3", where="Table 18-5", kind="table",
     title_en="Memory of a head by length", title_zh="单头总显存",
-    paraphrase="Total of one head: about 1.5 MB, 18 MB, 258 MB, 4.1 GB, 65 GB (read as binary units).",
-    stated={"512": 1.5, "2048": 18, "8192": 258, "32768": 4.1 * 1024, "131072": 65 * 1024}, unit="MiB",
+    paraphrase="All arrays of one head take about 1.5 MB, 18 MB, 258 MB, 4.1 GB, 65 GB for n from 512 to "
+    "131072 (read as binary units).",
+    stated=rows(1.5, 18, 258, 4.1 * 1024, 65 * 1024), unit="MiB",
     verdict="wrong", severity=1,
     right="S, A, Q, K, V and O give 1.5, 18, 264 MiB, 4.03 and 64.1 GiB: the row for 8192 counts only one of "
     "the four (n, d) arrays where the rows above count all.",
 )
 def head_by_length():
     return Truth(
-        {str(n): (2 * n * n + 4 * n * 128) * 2 / 2**20 for n in (512, 2048, 8192, 32768, 131072)},
+        rows(*((2 * n * n + 4 * n * 128) * 2 / 2**20 for n in LENGTHS)),
         "two n x n and four n x d arrays at two bytes",
     )
 

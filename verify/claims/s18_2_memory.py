@@ -150,7 +150,8 @@ def recompute_factor():
 @claim(
     "18.2-048", section="18.2.4", where="text", kind="formula",
     title_en="FLOPs of the standard backward", title_zh="标准反向传播 FLOPs",
-    paraphrase="About 8 n^2 d: dO V^T, softmax backward, dS K and dS^T Q, 'two n x n products'.",
+    paraphrase="The standard backward takes about 8 n^2 d: dO V^T, softmax backward, dS K and dS^T Q, "
+    "'two n x n products'.",
     stated={"FLOP / n^2 d": 8, "products listed": 3, "products said": 2}, verdict="wrong", severity=1,
     right="8 n^2 d is right and is four products; the list leaves out A^T dO, and the count says two.",
 )
@@ -189,7 +190,7 @@ def memory_saved():
 @claim(
     "18.2-051", section="18.2.4", where="text", kind="timing",
     title_en="Time cost of recomputation", title_zh="反向传播计算时间",
-    paraphrase="That costs only about 5 ms of extra backward time.",
+    paraphrase="At n = 4096 recomputing S and A costs only about 5 ms of extra backward time.",
     stated=5, unit="ms", verdict="unverifiable", severity=1,
     right="69 GFLOP take 0.22 ms at an A100's peak: 5 ms means 14 TFLOP/s, 4 % of it. And flash backward is "
     "faster than the standard one, not slower, since it saves more traffic than it adds arithmetic.",

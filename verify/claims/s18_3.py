@@ -31,13 +31,13 @@ def compute_growth():
 @claim(
     "18.3-002", section="18.3.1", where="Table 18-7", kind="hardware",
     title_en="Capacities and peak bandwidths of A100", title_zh="GPU 存储层次",
-    paraphrase="192 KB an SM at 19 TB/s in all; 40 MB L2; 80 GB HBM2e at 2039 GB/s.",
-    stated={"SRAM an SM, KiB": 192, "SRAM, TB/s": 19, "L2, MiB": 40, "HBM, GB": 80, "HBM, GB/s": 2039},
+    paraphrase="192 KB per SM at 19 TB/s in all; 40 MB L2; 80 GB HBM2e at 2039 GB/s.",
+    stated={"SRAM per SM, KiB": 192, "SRAM, TB/s": 19, "L2, MiB": 40, "HBM, GB": 80, "HBM, GB/s": 2039},
     verdict="confirmed", tol=0.03, source=f"{hardware.A100_DATASHEET}; {hardware.A100_WHITEPAPER}",
 )
 def hierarchy():
     return {
-        "SRAM an SM, KiB": A100.l1_kib,
+        "SRAM per SM, KiB": A100.l1_kib,
         "SRAM, TB/s": A100.shared_tb_per_s,
         "L2, MiB": A100.l2_mib,
         "HBM, GB": A100.gb,
@@ -227,8 +227,8 @@ def carveouts():
 
 @claim(
     "18.3-015", section="18.3.1", where="text", kind="number",
-    title_en="L2 an SM", title_zh="L2 分摊",
-    paraphrase="Shared out, the L2 cache is less than 400 KB an SM.",
+    title_en="L2 cache per SM", title_zh="L2 分摊",
+    paraphrase="Divided among the SMs, the L2 cache is less than 400 KB per SM.",
     stated={"A100 under 400": True, "H100 under 400": True}, unit="KiB", verdict="confirmed",
 )
 def l2_share():
@@ -242,12 +242,12 @@ def l2_share():
 @claim(
     "18.3-016", section="18.3.1", where="text", kind="hardware",
     title_en="Register file", title_zh="寄存器文件",
-    paraphrase="65,536 32-bit registers an SM, at most 255 a thread.",
-    stated={"registers an SM": 65536, "registers a thread": 255}, verdict="confirmed", tol=0,
+    paraphrase="The register file has 65,536 32-bit registers per SM, at most 255 per thread.",
+    stated={"registers per SM": 65536, "registers a thread": 255}, verdict="confirmed", tol=0,
     source=hardware.CUDA_GUIDE,
 )
 def registers():
-    return {"registers an SM": 65536, "registers a thread": 255}
+    return {"registers per SM": 65536, "registers a thread": 255}
 
 
 @claim(
@@ -280,15 +280,16 @@ def side_by_side():
 @claim(
     "18.3-018", section="18.3.1", where="text", kind="number",
     title_en="Three orders of magnitude", title_zh="带宽可比性",
-    paraphrase="18.9 GB/s of HBM an SM against 19 TB/s of SRAM: three orders of magnitude apart.",
-    stated={"HBM an SM, GB/s": 18.9, "ratio": 1000}, verdict="wrong", severity=3, tol=0.05,
+    paraphrase="HBM gives 18.9 GB/s per SM, SRAM 19 TB/s on the whole card: three orders of magnitude "
+    "apart.",
+    stated={"HBM per SM, GB/s": 18.9, "ratio": 1000}, verdict="wrong", severity=3, tol=0.05,
     conflicts_with=("18.1-010", "18.3-019"),
     right="9.6: either 18.9 against 180 GB/s for one SM, or 2039 GB/s against 19.5 TB/s for all. One side "
     "was divided by 108, the other not.",
 )
 def three_orders():
     return Truth(
-        {"HBM an SM, GB/s": A100.gb_per_s / A100.sms, "ratio": A100.shared_tb_per_s * 1e3 / A100.gb_per_s},
+        {"HBM per SM, GB/s": A100.gb_per_s / A100.sms, "ratio": A100.shared_tb_per_s * 1e3 / A100.gb_per_s},
         f"shared memory of one SM: {A100.shared_tb_per_s * 1e3 / A100.sms:.0f} GB/s",
     )
 
@@ -306,7 +307,7 @@ def sram_again():
 @claim(
     "18.3-020", section="18.3.1", where="Figure 18-7", kind="hardware",
     title_en="One SRAM bandwidth for both GPUs", title_zh="各层带宽与容量",
-    paraphrase="The figure spans both GPUs (192-256 KB an SM, 40-50 MB L2) with 19 TB/s of SRAM bandwidth.",
+    paraphrase="The figure spans both GPUs (192-256 KB per SM, 40-50 MB L2) with 19 TB/s of SRAM bandwidth.",
     stated=19, unit="TB/s", verdict="depends", severity=1, tol=0.03,
     source=f"{hardware.A100_WHITEPAPER}; {hardware.H100_WHITEPAPER}",
     right="19.5 TB/s is A100; H100 has 31 TB/s at its boost clock.",

@@ -20,9 +20,14 @@ LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 D = 64
 
 
+def rows(*values):
+    """One value for each length of Table 18-10, labelled."""
+    return dict(zip((f"N = {N}" for N in LENGTHS), values, strict=True))
+
+
 def by_length(f):
-    """{N: f(N)} over the rows of Table 18-10."""
-    return {str(N): f(N) for N in LENGTHS}
+    """f(N) for each length of Table 18-10."""
+    return rows(*map(f, LENGTHS))
 
 
 def flash_mb(N, Br=128):
@@ -108,10 +113,9 @@ def which_m():
 @claim(
     "18.3-043", section="18.3.3", where="Table 18-10", kind="table",
     title_en="Size of S", title_zh="S矩阵大小",
-    paraphrase="S in FP16: 512 KB, 2, 8, 32, 128, 512 MB for N from 512 to 16384.",
-    stated={"512": 0.512, "1024": 2, "2048": 8, "4096": 32, "8192": 128, "16384": 512}, unit="MB",
-    verdict="units",
-    unit_factor={"512": 1.024} | dict.fromkeys(("1024", "2048", "4096", "8192", "16384"), 1.048576),
+    paraphrase="S in FP16 takes 512 KB, 2, 8, 32, 128, 512 MB for N from 512 to 16384.",
+    stated=rows(0.512, 2, 8, 32, 128, 512), unit="MB", verdict="units",
+    unit_factor=rows(1.024, *[1.048576] * 5),
     tol=0.002,
     right="KiB and MiB; the next columns of the same table are decimal MB.",
 )
@@ -122,9 +126,9 @@ def s_sizes():
 @claim(
     "18.3-044", section="18.3.3", where="Table 18-10", kind="table",
     title_en="Standard attention by length", title_zh="标准注意力 MB",
-    paraphrase="2.1, 8.4, 33.6, 134.2, 536.9 and 2147.5 MB (A100, FP16, d = 64, one head).",
-    stated={"512": 2.1, "1024": 8.4, "2048": 33.6, "4096": 134.2, "8192": 536.9, "16384": 2147.5}, unit="MB",
-    verdict="depends", severity=1,
+    paraphrase="Standard attention moves 2.1, 8.4, 33.6, 134.2, 536.9 and 2147.5 MB for N from 512 to "
+    "16384 (FP16, d = 64, one head).",
+    stated=rows(2.1, 8.4, 33.6, 134.2, 536.9, 2147.5), unit="MB", verdict="depends", severity=1,
     right="This is 8 N^2 alone. With Q, K, V and O the first rows are 2.36, 8.9 and 34.6 MB.",
 )
 def standard_column():
@@ -139,9 +143,10 @@ def standard_column():
 @claim(
     "18.3-045", section="18.3.3", where="Table 18-10", kind="table",
     title_en="FlashAttention by length", title_zh="FlashAttention MB",
-    paraphrase="0.3, 0.7, 1.2, 2.0, 3.3 and 5.3 MB for the same sizes.",
-    stated={"512": 0.3, "1024": 0.7, "2048": 1.2, "4096": 2.0, "8192": 3.3, "16384": 5.3}, unit="MB",
-    verdict="wrong", severity=3, conflicts_with=("18.3-031", "18.3-042", "18.4-033"),
+    paraphrase="FlashAttention moves 0.3, 0.7, 1.2, 2.0, 3.3 and 5.3 MB for N from 512 to 16384 (FP16, d "
+    "= 64, one head).",
+    stated=rows(0.3, 0.7, 1.2, 2.0, 3.3, 5.3), unit="MB", verdict="wrong", severity=3,
+    conflicts_with=("18.3-031", "18.3-042", "18.4-033"),
     right="From N = 4096 on this is less than reading Q, K, V and writing O once (2.1, 4.2, 8.4 MB). Fills "
     "with 128-row tiles: 0.66, 2.4, 8.9, 35, 136, 541 MB.",
 )
@@ -158,9 +163,10 @@ def flash_column():
 @claim(
     "18.3-046", section="18.3.3", where="Table 18-10", kind="table",
     title_en="Reduction by length", title_zh="减幅",
-    paraphrase="7, 12, 28, 67, 163 and 405 times less traffic, growing with N.",
-    stated={"512": 7.0, "1024": 12.0, "2048": 28.0, "4096": 67.1, "8192": 162.7, "16384": 405.2}, unit="x",
-    verdict="wrong", severity=3, conflicts_with=("18.3-034", "18.4-034"),
+    paraphrase="FlashAttention moves 7, 12, 28, 67, 163 and 405 times less than standard attention for N "
+    "from 512 to 16384.",
+    stated=rows(7.0, 12.0, 28.0, 67.1, 162.7, 405.2), unit="x", verdict="wrong", severity=3,
+    conflicts_with=("18.3-034", "18.4-034"),
     right="3.6 to 4.0: both grow as N^2, so the ratio tends to 2 Br / d, 4 for Br = 128 and d = 64. (What "
     "the L2 cache saves comes on top and is not counted by any formula of the chapter.)",
 )
@@ -171,10 +177,9 @@ def reductions():
 @claim(
     "18.3-047", section="18.3.3", where="text", kind="timing",
     title_en="I/O time of standard attention", title_zh="理论 I/O 时间",
-    paraphrase="At 2039 GB/s the standard forward takes 0.001, 0.004, 0.016, 0.066, 0.263 and 1.053 ms.",
-    stated={"512": 0.001, "1024": 0.004, "2048": 0.016, "4096": 0.066, "8192": 0.263, "16384": 1.053},
-    unit="ms",
-    verdict="confirmed", tol=0.04,
+    paraphrase="At 2039 GB/s the traffic of the standard forward takes 0.001, 0.004, 0.016, 0.066, 0.263 "
+    "and 1.053 ms for N from 512 to 16384.",
+    stated=rows(0.001, 0.004, 0.016, 0.066, 0.263, 1.053), unit="ms", verdict="confirmed", tol=0.04,
 )
 def standard_times():
     return Truth(by_length(lambda N: 8 * N * N / A100.gb_per_s / 1e6), "8 N^2 bytes")
@@ -183,10 +188,10 @@ def standard_times():
 @claim(
     "18.3-048", section="18.3.3", where="text", kind="timing",
     title_en="I/O time of FlashAttention", title_zh="I/O 时间",
-    paraphrase="0.0001, 0.0003, 0.0006, 0.001, 0.0016 and 0.0026 ms: nearly constant.",
-    stated={"512": 0.0001, "1024": 0.0003, "2048": 0.0006, "4096": 0.001, "8192": 0.0016, "16384": 0.0026},
-    unit="ms",
-    verdict="wrong", severity=2, conflicts_with=("18.3-045",), tol=0.04,
+    paraphrase="At 2039 GB/s FlashAttention's traffic takes 0.0001, 0.0003, 0.0006, 0.001, 0.0016 and "
+    "0.0026 ms for N from 512 to 16384: nearly constant.",
+    stated=rows(0.0001, 0.0003, 0.0006, 0.001, 0.0016, 0.0026), unit="ms", verdict="wrong", severity=2,
+    conflicts_with=("18.3-045",), tol=0.04,
     right="0.0003 to 0.27 ms at the fills with 128-row tiles; quadratic like the arithmetic. Even the stated "
     "row grows 26-fold.",
 )
@@ -197,14 +202,14 @@ def flash_times():
 @claim(
     "18.3-049", section="18.3.3", where="text", kind="formula",
     title_en="Growth of the flash column", title_zh="增长量级",
-    paraphrase="The flash column grows as N^2 d^2 / M.",
+    paraphrase="FlashAttention's column of Table 18-10 grows as N^2 d^2 / M.",
     stated={"exponent of N": 2}, verdict="inconsistent", severity=2, conflicts_with=("18.3-045",),
     right="N^2 is right; the column grows as N^0.8, slower than its own inputs.",
 )
 def flash_growth():
     column = stated_in("18.3-045")
     return Elsewhere(
-        {"exponent of N": log(column["16384"] / column["512"]) / log(32)},
+        {"exponent of N": log(column["N = 16384"] / column["N = 512"]) / log(32)},
         ("18.3-045",),
         "from 0.3 to 5.3 MB over a factor of 32 in N",
     )
@@ -213,7 +218,8 @@ def flash_growth():
 @claim(
     "18.3-050", section="18.3.3", where="Formula", kind="formula",
     title_en="Intensity does not depend on N", title_zh="与 N 无关",
-    paraphrase="4 N^2 d / IO is proportional to M / d, whatever N.",
+    paraphrase="FlashAttention's intensity, 4 N^2 d FLOP over its traffic, is proportional to M / d, "
+    "whatever N.",
     stated={"N": 0, "M": 1, "d": -1}, unit="exponent", verdict="confirmed", tol=0.03,
     conflicts_with=("18.3-031",),
 )
@@ -242,7 +248,7 @@ def largest_tile(device):
     paraphrase="M / 3d is 104,000 FLOP/byte on A100 and 171,900 on H100, far above the ridge.",
     stated={"A100": 104_000, "H100": 171_900}, unit="FLOP/byte", verdict="wrong", severity=3,
     conflicts_with=("18.3-031", "18.3-042", "18.3-026"),
-    right="About the tile height: 187 and 248 for the largest tiles the chapter allows (192 and 256 rows). "
+    right="About the tile height: 188 and 252 for the largest tiles the chapter allows (192 and 256 rows). "
     "On H100, ridge 295, that is still memory-bound without the L2 cache. M was the SRAM of all SMs in "
     "bytes.",
 )
@@ -263,7 +269,7 @@ def tiled_intensity():
     paraphrase="Tiling leads to a sub-O(N^2) region; M grows from H100 to H200.",
     stated={"traffic grows slower than N^2": True, "H200 has more SRAM": True}, verdict="wrong", severity=2,
     right="N^2 d^2 / M is O(N^2) for a given GPU: the constant falls, not the order. H200 is an H100 with "
-    "other memory; its SRAM is the same 228 KB an SM.",
+    "other memory; its SRAM is the same 228 KB per SM.",
     source=f"{hardware.FA1}, theorem 2; {hardware.H200_DATASHEET}",
 )
 def lower_order():

@@ -46,7 +46,7 @@ def matmul_limit():
 @claim(
     "18.3-024", section="18.3.2", where="Formula", kind="formula",
     title_en="Traffic of standard attention", title_zh="总 HBM 读写量",
-    paraphrase="About 4 N^2 d FLOP and 8 N^2 + 8 N d bytes.",
+    paraphrase="Standard attention takes about 4 N^2 d FLOP and moves 8 N^2 + 8 N d bytes.",
     stated={"FLOP / N^2 d": 4, "bytes / N^2": 8, "bytes / N d": 8}, verdict="confirmed",
     conflicts_with=("18.3-041",),
 )
@@ -178,7 +178,7 @@ def traffic_order():
 @claim(
     "18.3-033", section="18.3.2", where="Formula", kind="formula",
     title_en="Reduction against standard attention", title_zh="读写量降低",
-    paraphrase="Traffic falls by the factor d^2 / M.",
+    paraphrase="FlashAttention lowers the traffic of standard attention by the factor d^2 / M.",
     stated={"d": 2, "M": -1}, unit="exponent", verdict="confirmed", reading_is_guess=True, tol=0.03,
     source=f"{hardware.FA1}, section 3.2",
 )
@@ -203,7 +203,7 @@ def reduction_order():
 )
 def measured_traffic():
     key = "reduction at N = 1024, d = 64"
-    return Elsewhere({key: stated_in("18.3-046")["1024"]}, ("18.3-046",), "Table 18-10, row 1024")
+    return Elsewhere({key: stated_in("18.3-046")["N = 1024"]}, ("18.3-046",), "Table 18-10, row 1024")
 
 
 @claim(

@@ -88,7 +88,8 @@ def resident():
 @claim(
     "18.4-006", section="18.4.1", where="Formula", kind="formula",
     title_en="Two SRAM constraints", title_zh="内存上限约束",
-    paraphrase="Br d + 2 Bc d + 2 Br Bc + Br d + 2 Br <= M: S and P both, O, m and l counted.",
+    paraphrase="A pair of tiles must satisfy Br d + 2 Bc d + 2 Br Bc + Br d + 2 Br <= M: S and P both, O, "
+    "m and l counted.",
     stated={"score tiles": 2, "output tile": 1}, verdict="inconsistent", severity=2,
     conflicts_with=("18.3-012",),
     right="18.3.1 counts one score tile and no output: 80 KiB where this gives 128.5 for the same 128 x 128 "
@@ -255,7 +256,7 @@ def one_pass():
 @claim(
     "18.4-018", section="18.4.2", where="text", kind="statement",
     title_en="Origin of the online softmax", title_zh="在线归一化",
-    paraphrase="It comes from Milakov and Gimelshein (2018).",
+    paraphrase="The online softmax comes from Milakov and Gimelshein (2018).",
     stated={"year": 2018}, verdict="confirmed", tol=0, source="Milakov and Gimelshein, arXiv:1805.02867",
 )
 def origin():

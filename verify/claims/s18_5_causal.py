@@ -50,7 +50,7 @@ def classification():
 @claim(
     "18.5-031", section="18.5.2", where="Figure 18-20", kind="number",
     title_en="Three by three tiles under a causal mask", title_zh="分块对比图",
-    paraphrase="Six of nine tiles are computed, three skipped.",
+    paraphrase="Of three by three tiles under a causal mask six are computed and three skipped.",
     stated={"compute": 6, "skip": 3}, tol=0, verdict="confirmed",
 )
 def nine_tiles():

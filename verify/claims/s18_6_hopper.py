@@ -41,7 +41,7 @@ def v3_uses():
 @claim(
     "18.6-003", section="18.6.1", where="text", kind="number",
     title_en="v3 against v2 on an H100", title_zh="吞吐提升",
-    paraphrase="1.5 to 2.0 times the throughput of v2.",
+    paraphrase="v3 has 1.5 to 2.0 times the throughput of v2 on an H100.",
     stated=Range(1.5, 2.0), unit="x", verdict="confirmed",
     source=f"{FA3}, abstract (forward; backward 1.5 to 1.75)",
 )
@@ -74,7 +74,7 @@ def hopper_sm():
 @claim(
     "18.6-005", section="18.6.1", where="text", kind="number",
     title_en="Growth from A100 to H100", title_zh="仅增加 22%",
-    paraphrase="22 % more SMs, 3.2 times the FP16 rate.",
+    paraphrase="The H100 has 22 % more SMs than the A100 and 3.2 times its FP16 rate.",
     stated={"SMs": 22, "FP16": 3.2}, unit="%, x", tol=0.015, verdict="confirmed",
 )
 def growth():
@@ -144,8 +144,9 @@ def v2_launch():
 @claim(
     "18.6-010", section="18.6.1", where="Table 18-20", kind="hardware",
     title_en="A100 and H100 side by side", title_zh="A100 与 H100 关键特性对比",
-    paraphrase="312 and 989 TFLOP/s FP16, 164 and 228 KB of shared memory, 108 and 132 SMs, 64 warps an SM "
-    "on both; FP8, TMA, WGMMA and clusters on the H100 only, FP8 at twice the BF16 rate.",
+    paraphrase="A100 and H100 have 312 and 989 TFLOP/s FP16, 164 and 228 KB of shared memory, 108 and 132 "
+    "SMs, 64 warps per SM; FP8, TMA, WGMMA and clusters exist on the H100 only, FP8 at twice the BF16 "
+    "rate.",
     stated={
         "A100": {"FP16": 312, "shared, KB": 164, "SMs": 108, "warps": 64, "FP8": False},
         "H100": {"FP16": 989, "shared, KB": 228, "SMs": 132, "warps": 64, "FP8": True}, "FP8 over BF16": 2,
@@ -177,13 +178,13 @@ def side_by_side():
 )
 def occupancy():
     warps = {"A100": 2048 // 32, "H100": 2048 // 32}
-    return Truth({"occupancy ceiling rises": warps["H100"] > warps["A100"]}, f"warps an SM: {warps}")
+    return Truth({"occupancy ceiling rises": warps["H100"] > warps["A100"]}, f"warps per SM: {warps}")
 
 
 @claim(
     "18.6-012", section="18.6.1", where="text", kind="number",
     title_en="v2's share of peak on an A100", title_zh="SM 利用率",
-    paraphrase="v3 reaches 75 %, v2 on an A100 only about 42 %.",
+    paraphrase="v3 reaches 75 % of an H100's peak, v2 only about 42 % of an A100's.",
     stated=42, unit="%", verdict="inconsistent", severity=2, conflicts_with=("18.5-073", "18.6-041"),
     right="74 % according to figure 18-22, where 42 % is v1. The chapter gives four values: 42, 50 to 60, "
     "73.7 and 74.",

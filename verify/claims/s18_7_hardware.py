@@ -67,7 +67,7 @@ def jit():
 @claim(
     "18.7-084", section="18.7.4", where="text", kind="hardware",
     title_en="LDS of CDNA", title_zh="LDS 64 KB per CU",
-    paraphrase="An MI200 compute unit has 64 KB of LDS, less than the A100's 192 KB an SM.",
+    paraphrase="An MI200 compute unit has 64 KB of LDS, less than the A100's 192 KB per SM.",
     stated={"MI200 LDS, KB": 64, "A100 L1 + shared, KB": 192}, tol=0, verdict="confirmed",
     source=f"AMD Instinct MI200 instruction set architecture; {A100.source}",
 )
@@ -105,8 +105,8 @@ def rocm():
 @claim(
     "18.7-087", section="18.7.4", where="Listing 2", kind="library",
     title_en="Name of MLX's attention", title_zh="mlx.nn.fast.scaled_dot_product_attention",
-    paraphrase="MLX has it as mlx.nn.fast.scaled_dot_product_attention, for arrays (batch, length, heads, "
-    "d).",
+    paraphrase="MLX has fused attention as mlx.nn.fast.scaled_dot_product_attention, for arrays (batch, "
+    "length, heads, d).",
     stated={"module": "mlx.nn.fast", "layout": "BSHD"}, verdict="wrong", severity=3,
     right="mlx.core.fast.scaled_dot_product_attention, for arrays [B, N, T, D] (heads before length). The "
     "sample, once the name is mended, attends across heads; see 18.7-124.",
@@ -167,7 +167,7 @@ def tpu_against_a100():
 @claim(
     "18.7-092", section="18.7.4", where="text", kind="library",
     title_en="jax.nn.dot_product_attention on TPU", title_zh="Pallas Kernel",
-    paraphrase="It uses a Pallas kernel on TPUs.",
+    paraphrase="jax.nn.dot_product_attention uses a Pallas kernel on TPUs.",
     stated="Pallas", verdict="wrong", severity=2,
     right="Its implementation argument knows xla and cudnn; on a TPU it is plain XLA. The Pallas kernels "
     "are in jax.experimental.pallas.ops.tpu.flash_attention.",

@@ -14,7 +14,7 @@ INTERFACE = f"{REPO} v2.6.3 flash_attn/flash_attn_interface.py"
 @claim(
     "18.7-001", section="18.7.1", where="Table 18-26", kind="library",
     title_en="Minimum requirements", title_zh="集成环境要求",
-    paraphrase="At least Ampere (SM 80), CUDA 11.6, PyTorch 1.13, Python 3.7, Linux.",
+    paraphrase="flash-attn needs at least Ampere (SM 80), CUDA 11.6, PyTorch 1.13, Python 3.7 and Linux.",
     stated={"GPU": "sm_80", "CUDA": "11.6", "PyTorch": "1.13", "Python": "3.7"}, verdict="wrong", severity=1,
     right="For the pinned 2.6.3: CUDA 11.6, PyTorch 1.12, Python 3.8 (python_requires). Since 2.7.4: CUDA "
     "12.0, PyTorch 2.1, Python 3.9.",
@@ -52,8 +52,8 @@ def memcpy_async():
 @claim(
     "18.7-004", section="18.7.1", where="text", kind="library",
     title_en="What TORCH_CUDA_ARCH_LIST does", title_zh="TORCH_CUDA_ARCH_LIST",
-    paraphrase="It selects the architectures that flash-attn is built for; the default is the present GPU, "
-    "and others then JIT-compile PTX at start (5 to 10 s; 5 to 15 s in 18.7.4).",
+    paraphrase="TORCH_CUDA_ARCH_LIST selects the architectures that flash-attn is built for; the default "
+    "is the present GPU, and others then JIT-compile PTX at start (5 to 10 s; 5 to 15 s in 18.7.4).",
     stated={"selects the targets": True, "default target": "present GPU", "ships PTX": True}, verdict="wrong",
     severity=3,
     right="2.6.3 hard-codes sm_80 and (from CUDA 11.8) sm_90 whatever the variable says, as cubins without "
@@ -68,7 +68,7 @@ def arch_list():
 @claim(
     "18.7-005", section="18.7.1", where="text", kind="library",
     title_en="Head dimensions with kernels of their own", title_zh="d={16,32,64,128,256}",
-    paraphrase="Kernels are compiled for d = 16, 32, 64, 128, 256.",
+    paraphrase="flash-attn compiles one kernel each for d = 16, 32, 64, 128, 256.",
     stated="16 32 64 128 256", verdict="wrong", severity=2,
     right="32, 64, 96, 128, 160, 192, 224 and 256; other sizes are rounded up to the next one.",
     source=f"{REPO} v2.6.3 csrc/flash_attn/src/flash_fwd_hdim*",
@@ -91,8 +91,8 @@ def max_jobs():
 @claim(
     "18.7-007", section="18.7.1", where="Listing 6", kind="library",
     title_en="Signature of flash_attn_func", title_zh="flash_attn_func 参数",
-    paraphrase="q, k, v, dropout_p, softmax_scale, causal, window_size, alibi_slopes, deterministic, "
-    "return_attn_probs.",
+    paraphrase="flash_attn_func takes q, k, v, dropout_p, softmax_scale, causal, window_size, "
+    "alibi_slopes, deterministic, return_attn_probs, in this order.",
     stated="q k v dropout_p softmax_scale causal window_size alibi_slopes deterministic return_attn_probs",
     verdict="depends", severity=1,
     right="Up to 2.5.9. In the 2.6.3 that the chapter installs, softcap stands between window_size and "
@@ -211,7 +211,8 @@ def deterministic():
 @claim(
     "18.7-014", section="18.7.1", where="text", kind="number",
     title_en="Cost of determinism, twice", title_zh="略慢",
-    paraphrase="Deterministic is 5 to 10 % slower (first place), 5 to 8 % (second).",
+    paraphrase="The deterministic backward is 5 to 10 % slower in one place of the text, 5 to 8 % in "
+    "another.",
     stated={"lo": 5, "hi": 10}, unit="%", verdict="inconsistent", severity=1, conflicts_with=("18.7-013",),
     right="Two values in one section, no measurement. The documentation says slightly slower.",
     source=INTERFACE,
@@ -223,7 +224,8 @@ def determinism_cost():
 @claim(
     "18.7-015", section="18.7.1", where="text", kind="library",
     title_en="return_attn_probs", title_zh="return_attn_probs",
-    paraphrase="Returns the softmax weights besides the output, for display or debugging.",
+    paraphrase="return_attn_probs=True returns the softmax weights besides the output, for display or "
+    "debugging.",
     stated={"returns": "out, weights", "weights are usable": True}, verdict="wrong", severity=3,
     right="Returns out, softmax_lse and S_dmask. For testing only: scaling may differ, signs encode "
     "dropout, and without dropout S_dmask is empty.",

@@ -81,7 +81,7 @@ def efficient():
 @claim(
     "18.7-035", section="18.7.2", where="text", kind="library",
     title_en="Backends that take an arbitrary mask", title_zh="自定义 attn_mask",
-    paraphrase="Only MATH takes an arbitrary attn_mask; flash takes none but causal.",
+    paraphrase="Of SDPA's backends only MATH takes an arbitrary attn_mask; flash takes none but causal.",
     stated={"MATH": True, "EFFICIENT": False, "CUDNN": False, "FLASH": False}, verdict="wrong", severity=2,
     right="The memory-efficient and the cuDNN backends take masks as well; flash does not.",
     source=f"{UTILS}, the constraint lists of the three backends (check_for_attn_mask is in flash's only)",
@@ -93,7 +93,7 @@ def masks():
 @claim(
     "18.7-036", section="18.7.2", where="text", kind="library",
     title_en="Head dimensions above 256", title_zh="头维度上限",
-    paraphrase="headdim > 256 falls back to MATH.",
+    paraphrase="SDPA falls back to MATH for head dimensions above 256.",
     stated="MATH", verdict="wrong", severity=1,
     right="Flash declines it, but the memory-efficient backend has no upper limit (only alignment) and is "
     "tried first.",
@@ -106,7 +106,7 @@ def large_heads():
 @claim(
     "18.7-037", section="18.7.2", where="text", kind="library",
     title_en="FP8 in SDPA", title_zh="FP8 类型",
-    paraphrase="float8_e4m3fn is supported by the MATH and CUDNN_ATTENTION backends (as of 2.5).",
+    paraphrase="SDPA takes float8_e4m3fn in its MATH and CUDNN_ATTENTION backends (as of 2.5).",
     stated={"CUDNN": True, "FLASH": False}, verdict="wrong", severity=2,
     right="cuDNN's backend in SDPA accepts FP16 and BF16 only. Newer versions take FP8 in the flash backend "
     "when FlashAttention-3 is activated.",
@@ -119,7 +119,7 @@ def fp8():
 @claim(
     "18.7-038", section="18.7.2", where="text", kind="library",
     title_en="Deterministic algorithms", title_zh="确定性模式",
-    paraphrase="use_deterministic_algorithms(True) turns flash off and falls back to MATH.",
+    paraphrase="use_deterministic_algorithms(True) turns SDPA's flash backend off and falls back to MATH.",
     stated="MATH", verdict="wrong", severity=1,
     right="Flash stays and runs its deterministic backward; cuDNN is the one that is excluded.",
     source=f"{UTILS}, check_cudnn_deterministic; no such check among flash's constraints",
@@ -131,7 +131,7 @@ def deterministic():
 @claim(
     "18.7-039", section="18.7.2", where="text", kind="number",
     title_en="Error against FP16 and BF16", title_zh="数值误差",
-    paraphrase="Backends differ by less than 1e-3 in FP16 and less than 2e-4 in BF16.",
+    paraphrase="SDPA's backends differ by less than 1e-3 in FP16 and less than 2e-4 in BF16.",
     stated={"FP16 below 1e-3": True, "BF16 below 2e-4": True}, verdict="wrong", severity=2,
     right="BF16 has 8 significant bits, FP16 has 11: its error is 8 times larger, not 5 times smaller. The "
     "two bounds may have been swapped, but 2e-4 is too tight for either.",
@@ -162,9 +162,9 @@ def environment():
 
 @claim(
     "18.7-041", section="18.7.2", where="Table 18-27", kind="library",
-    title_en="Version history of SDPA", title_zh="PyTorch 各版本的集成变化",
-    paraphrase="2.0: forward only, package needed; 2.1: backward, dropout, cuDNN as mem_efficient; 2.2: "
-    "complex scale; 2.3: cuDNN backend; 2.4: FlexAttention; 2.5: kernels bundled.",
+    title_en="Version history of SDPA", title_zh="集成演进",
+    paraphrase="SDPA's history: 2.0 forward only, package needed; 2.1 backward, dropout, cuDNN as "
+    "mem_efficient; 2.2 complex scale; 2.3 cuDNN backend; 2.4 FlexAttention; 2.5 kernels bundled.",
     stated={
         "backward since": "2.1", "dropout since": "2.1", "kernels bundled since": "2.5",
         "cuDNN backend released in": "2.3", "FlexAttention released in": "2.4",
@@ -231,7 +231,8 @@ def layouts():
 @claim(
     "18.7-045", section="18.7.2", where="text", kind="library",
     title_en="Limits of FlexAttention", title_zh="FlexAttention 的限制",
-    paraphrase="As of 2.5 no dropout, compilation on first use, NVIDIA SM80+ only.",
+    paraphrase="As of 2.5 FlexAttention has no dropout, compiles on first use and runs on NVIDIA SM80+ "
+    "only.",
     stated={"dropout argument": False, "compiles on first call": True}, verdict="confirmed",
     source=FLEX,
 )

@@ -78,7 +78,8 @@ def padding():
 @claim(
     "18.7-065", section="18.7.3", where="text", kind="library",
     title_en="output_attentions with flash_attention_2", title_zh="output_attentions=True",
-    paraphrase="The model switches to the eager path for one pass and returns the full weights.",
+    paraphrase="With output_attentions=True the model switches to the eager path for one pass and returns "
+    "the full weights.",
     stated="falls back to eager", verdict="wrong", severity=2,
     right="flash_attention_2 ignores the wish and returns None (later versions warn). It is sdpa that falls "
     "back to eager.",
@@ -91,7 +92,7 @@ def output_attentions():
 @claim(
     "18.7-066", section="18.7.3", where="text", kind="library",
     title_en="float32 with flash_attention_2", title_zh="必须 FP16 或 BF16",
-    paraphrase="Loading in float32 raises an error.",
+    paraphrase="Loading a model in float32 with flash_attention_2 raises an error.",
     stated="error at load", verdict="wrong", severity=1,
     right="Loading logs a warning; the error comes from the kernel at the first forward pass, or the layer "
     "casts to half.",
@@ -104,7 +105,8 @@ def float32():
 @claim(
     "18.7-067", section="18.7.3", where="Table 18-28", kind="library",
     title_en="First version with flash_attention_2", title_zh="flash_attention_2 支持版本",
-    paraphrase="LLaMA 4.31, Mistral 4.34, Falcon 4.32, GPT-NeoX 4.32.",
+    paraphrase="flash_attention_2 exists for LLaMA from Transformers 4.31, Mistral 4.34, Falcon 4.32, "
+    "GPT-NeoX 4.32.",
     stated={"LLaMA": "4.31", "Mistral": "4.34", "Falcon": "4.32", "GPT-NeoX": "4.32"}, verdict="wrong",
     severity=2,
     right="4.34 is the first version with FlashAttention-2 at all: Llama, Mistral, Falcon. GPT-NeoX "
@@ -118,7 +120,7 @@ def first_version():
 @claim(
     "18.7-068", section="18.7.3", where="Table 18-28", kind="table",
     title_en="Gemma 2 twice", title_zh="Gemma 2",
-    paraphrase="One row has Gemma 2 from v4.38, another from v4.43.",
+    paraphrase="One row of the table of supported models has Gemma 2 from v4.38, another from v4.43.",
     stated="4.38", verdict="inconsistent", severity=1, conflicts_with=("18.7-067",),
     right="Gemma is in 4.38, Gemma 2 in 4.42.",
     source="Transformers v4.38.0 and v4.42.0 release notes",
@@ -154,7 +156,7 @@ def falcon():
 @claim(
     "18.7-071", section="18.7.3", where="text", kind="library",
     title_en="Window that the Mistral layer passes", title_zh="window_size=(-1, 4096)",
-    paraphrase="The layer passes window_size=(-1, 4096): left unbounded, right 4096.",
+    paraphrase="The Mistral layer passes window_size=(-1, 4096): left unbounded, right 4096.",
     stated={"left": -1, "right": 4096}, tol=0, verdict="wrong", severity=3,
     right="(4096, 4096) with causal=True, so that the last 4097 keys are seen. (-1, 4096) with a causal "
     "mask is no window at all: every earlier key stays visible.",
@@ -172,7 +174,7 @@ def mistral_window():
 
 @claim(
     "18.7-072", section="18.7.3", where="text", kind="number",
-    title_en="Attention saved at 32K", title_zh="节省约 85% 的注意力计算量",
+    title_en="Attention saved at 32K", title_zh="节省的计算量",
     paraphrase="A window of 4096 saves about 85 % of the attention work at 32K, against computing outside "
     "the window too.",
     stated=85, unit="%", tol=0.02, verdict="wrong", severity=1,

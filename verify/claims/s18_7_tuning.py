@@ -34,7 +34,7 @@ def odd_head():
 @claim(
     "18.7-102", section="18.7.4", where="text", kind="number",
     title_en="Loss at head dimension 80", title_zh="性能降低 15-25%",
-    paraphrase="Such sizes lose 15 to 25 % of the throughput.",
+    paraphrase="Unusual head dimensions such as 80 lose 15 to 25 % of the throughput.",
     stated=20, unit="%", tol=0.25, verdict="confirmed",
 )
 def odd_head_loss():
@@ -74,7 +74,7 @@ def backends():
 @claim(
     "18.7-105", section="18.7.4", where="Listing 4", kind="number",
     title_en="Memory of the math backend in the benchmark", title_zh="benchmark_sdpa_backends",
-    paraphrase="The loop runs all backends up to N = 8192 at B = 4, H = 32, math included.",
+    paraphrase="The benchmark of backends runs all of them up to N = 8192 at B = 4, H = 32, math included.",
     stated={"S and P in FP16 fit": True}, verdict="depends", severity=1,
     right="S and P take 17.2 GB each in FP16, twice that when math keeps fp32 copies: an 80 GB card manages "
     "FP16, a 24 GB card runs out of memory and the script stops.",
@@ -89,7 +89,7 @@ def math_memory():
 
 @claim(
     "18.7-106", section="18.7.4", where="text", kind="statement",
-    title_en="Softmax precision in FP8 mode", title_zh="归一化在 FP16 精度进行",
+    title_en="Softmax precision in FP8 mode", title_zh="归一化精度",
     paraphrase="In FP8 mode the softmax runs in FP16.",
     stated="FP16", verdict="inconsistent", severity=2, conflicts_with=("18.6-032",),
     right="FP32, as 18.6.2 says and v3 does. FP16 softmax is the baseline that the paper compares with.",
@@ -102,7 +102,7 @@ def fp8_softmax():
 @claim(
     "18.7-107", section="18.7.4", where="text", kind="library",
     title_en="Output type in FP8 mode", title_zh="最终输出写回 FP8",
-    paraphrase="The output is written in FP8.",
+    paraphrase="In FP8 mode the kernel writes its output in FP8.",
     stated="FP8", verdict="wrong", severity=2,
     right="BF16, as 18.6.2 has it (BF16 or FP16).",
     source=f"{REPO} v2.8.3 hopper/flash_api.cpp: 'For FP8 input, output must have dtype BF16'",

@@ -11,7 +11,8 @@ VLLM = "vllm-project/vllm, vllm/model_executor/layers/attention.py (0.2.x)"
 @claim(
     "18.8-020", section="18.8.2", where="text", kind="statement",
     title_en="Which batches FlashDecoding is for", title_zh="大 batch size 推理",
-    paraphrase="It removes the lack of parallelism of FlashAttention at large batch sizes.",
+    paraphrase="FlashDecoding removes the lack of parallelism that FlashAttention has at large batch "
+    "sizes.",
     stated="large batch", verdict="inconsistent", severity=3, conflicts_with=("18.8-021",),
     right="At small ones: with few (batch, head) pairs the GPU is not filled. The section says so itself "
     "two paragraphs on.",
@@ -24,7 +25,7 @@ def which_batch():
 @claim(
     "18.8-021", section="18.8.2", where="Figure 18-31", kind="number",
     title_en="SMs used when decoding 64 heads", title_zh="利用率约 59%",
-    paraphrase="64 heads and batch 1 start 64 blocks on 108 SMs, 59 %.",
+    paraphrase="When decoding, 64 heads and batch 1 start 64 blocks on 108 SMs, 59 %.",
     stated={"blocks": 64, "share": 59}, unit="blocks, %", tol=0.01, verdict="confirmed",
 )
 def decode_share():
@@ -102,7 +103,7 @@ def split_speedup():
 @claim(
     "18.8-027", section="18.8.2", where="Table 18-35", kind="table",
     title_en="FlashDecoding's gain, table against text", title_zh="5-20x (长序列解码)",
-    paraphrase="The summary table gives 5 to 20 as the ceiling.",
+    paraphrase="The summary table gives FlashDecoding 5 to 20 times as its ceiling.",
     stated={"hi": 20}, unit="x", verdict="inconsistent", severity=2, conflicts_with=("18.8-026",),
     right="18.8.2 says close to the number of blocks, 1000 in its example. The table is the plausible one.",
 )
@@ -112,8 +113,8 @@ def ceiling():
 
 @claim(
     "18.8-028", section="18.8.2", where="text", kind="statement",
-    title_en="Latency and length", title_zh="延迟不再随序列长度线性增长",
-    paraphrase="Latency no longer grows linearly with the length of the cache.",
+    title_en="Latency and length", title_zh="解码延迟",
+    paraphrase="With FlashDecoding latency no longer grows linearly with the length of the cache.",
     stated={"4K to 32K": True, "32K to 256K": True}, verdict="depends", severity=2,
     right="Only until the GPU is full. Beyond that the K, V traffic sets the time, and that is linear in "
     "the length.",
@@ -137,7 +138,8 @@ def latency():
 @claim(
     "18.8-029", section="18.8.2", where="text", kind="library",
     title_en="Number of splits", title_zh="线程块数 T",
-    paraphrase="T = ceil(n_kv / Bc), usually hundreds to thousands of splits.",
+    paraphrase="FlashDecoding splits the cache into T = ceil(n_kv / Bc) parts, usually hundreds to "
+    "thousands.",
     stated={"lo": 100, "hi": 10000}, unit="splits", tol=0.05, verdict="wrong", severity=2,
     right="As few as fill the GPU: flash-attn tries 1 to 128 and takes the smallest within 85 % of the best "
     "occupancy. More only cost merging.",
@@ -150,7 +152,7 @@ def split_count():
 @claim(
     "18.8-030", section="18.8.2", where="text", kind="library",
     title_en="Page size", title_zh="16 或 32 个 token",
-    paraphrase="Pages hold 16 or 32 tokens.",
+    paraphrase="Pages of the KV cache hold 16 or 32 tokens.",
     stated={"16 is allowed": True}, verdict="depends", severity=2,
     right="vLLM's default is 16. flash-attn's paged kernel wants multiples of 256 (2.5 to 2.8; v3 takes "
     "smaller ones).",
@@ -182,7 +184,8 @@ def vllm():
 @claim(
     "18.8-032", section="18.8.2", where="text", kind="timing",
     title_en="Decoding gain of TensorRT-LLM", title_zh="解码延迟降低 30-40%",
-    paraphrase="Decoding latency falls by 30 to 40 % (Llama-2-70B, A100, 128K).",
+    paraphrase="FlashDecoding lowers TensorRT-LLM's decoding latency by 30 to 40 % (Llama-2-70B, A100, "
+    "128K).",
     stated={"lo": 30, "hi": 40}, unit="%", verdict="unverifiable", severity=1,
     right="No benchmark is named, and the model does not fit one A100 (18.8-022). Its feature is called "
     "multi-block mode.",
@@ -194,7 +197,7 @@ def tensorrt():
 @claim(
     "18.8-033", section="18.8.2", where="text", kind="statement",
     title_en="When FlashDecoding pays", title_zh="限制条件",
-    paraphrase="Only when the sequence length is much larger than batch x heads.",
+    paraphrase="FlashDecoding pays only when the sequence length is much larger than batch x heads.",
     stated="length against batch x heads", verdict="inconsistent", severity=2,
     conflicts_with=("18.8-021", "18.8-031"),
     right="When batch x heads (x row tiles) is below the number of SMs and the cache is long enough to "
@@ -211,7 +214,7 @@ def when():
 @claim(
     "18.8-034", section="18.8.2", where="text", kind="library",
     title_en="Date and authors", title_zh="2023 年 10 月",
-    paraphrase="Published in October 2023 from Stanford's CRFM.",
+    paraphrase="FlashDecoding was published in October 2023 by Stanford's CRFM.",
     stated="2023-10", verdict="confirmed",
     source=POST,
 )

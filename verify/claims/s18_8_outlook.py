@@ -76,7 +76,7 @@ def fa4_future():
 
 @claim(
     "18.8-065", section="18.8.4", where="text", kind="library",
-    title_en="ELSA", title_zh="卡内基梅隆大学的 ELSA 架构",
+    title_en="ELSA", title_zh="ELSA 架构",
     paraphrase="ELSA, from Carnegie Mellon, puts exponent units and a row-maximum tree into a systolic "
     "array.",
     stated={"from": "Carnegie Mellon", "exact": True}, verdict="wrong", severity=2,
@@ -91,7 +91,7 @@ def elsa():
 @claim(
     "18.8-066", section="18.8.4", where="text", kind="number",
     title_en="Tiles of 256 with 256 KB", title_zh="块大小可从 128 增至 256",
-    paraphrase="With 256 KB of SRAM an SM, v2 can go from tiles of 128 to 256 and halve the outer "
+    paraphrase="With 256 KB of SRAM per SM, v2 can go from tiles of 128 to 256 and halve the outer "
     "iterations.",
     stated={"fits": True}, verdict="depends", severity=2,
     right="Q, K and V tiles of 256 x 128 fit (192 KB). The accumulators do not: O and S in FP32 need 128 + "
@@ -131,7 +131,7 @@ def layernorm():
 @claim(
     "18.8-068", section="18.8.4", where="text", kind="timing",
     title_en="Gain for LayerNorm", title_zh="归一化延迟降低 30-50%",
-    paraphrase="Latency of normalisation falls by 30 to 50 %.",
+    paraphrase="Statistics by chunks lower the latency of normalisation by 30 to 50 %.",
     stated={"lo": 30, "hi": 50}, unit="%", verdict="unverifiable", severity=1,
     right="No measurement. Three reads and a write become two and a write at best: 25 % of the bytes; half "
     "if the row stays on chip, which ordinary kernels already do.",

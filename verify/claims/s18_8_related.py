@@ -26,7 +26,7 @@ def paged_memory():
 @claim(
     "18.8-041", section="18.8.3", where="text", kind="number",
     title_en="Throughput of vLLM", title_zh="2-4 倍",
-    paraphrase="Two to four times as many requests can be served.",
+    paraphrase="With paging two to four times as many requests can be served.",
     stated=Range(2, 4), unit="x", verdict="confirmed",
     source=f"{PAGED}, abstract (throughput at equal latency)",
 )
@@ -71,7 +71,7 @@ def ring_order():
 @claim(
     "18.8-044", section="18.8.3", where="text", kind="number",
     title_en="Memory share of one GPU in the ring", title_zh="各 GPU 内存占用仅 1/8",
-    paraphrase="With 8 GPUs each holds 1/8 of the sequence's Q, K, V.",
+    paraphrase="In a ring of 8 GPUs each holds 1/8 of the sequence's Q, K, V.",
     stated=1 / 8, unit="of the activations", tol=0, verdict="confirmed",
 )
 def ring_memory():
@@ -80,7 +80,7 @@ def ring_memory():
 
 @claim(
     "18.8-045", section="18.8.3", where="text", kind="timing",
-    title_en="Communication share at 1M tokens", title_zh="通信开销占端到端时间约 12-18%",
+    title_en="Communication share at 1M tokens", title_zh="通信开销",
     paraphrase="On 8 A100 SXM with 1M tokens communication takes 12 to 18 % of the time.",
     stated={"lo": 12, "hi": 18}, unit="%", verdict="wrong", severity=2,
     right="Under 2 % even if nothing overlaps: a round computes 4 (n/P)^2 d FLOPs a head and sends 8 (n/P) "
@@ -98,7 +98,8 @@ def ring_share():
 @claim(
     "18.8-046", section="18.8.3", where="text", kind="library",
     title_en="Users of ring attention", title_zh="LWM 和 StripedHyena",
-    paraphrase="Used in Large World Model and StripedHyena for training at a million tokens.",
+    paraphrase="Ring Attention is used in Large World Model and StripedHyena for training at a million "
+    "tokens.",
     stated={"LWM": True}, verdict="confirmed",
     source="Liu et al., World Model on Million-Length Video and Language, arXiv:2402.08268",
 )
@@ -112,8 +113,8 @@ def ring_users():
 @claim(
     "18.8-047", section="18.8.3", where="text", kind="library",
     title_en="FlashInfer", title_zh="FlashInfer 的算子库生态",
-    paraphrase="A kernel library for inference with JIT compilation, paged and ragged layouts, cascade "
-    "attention and sampling.",
+    paraphrase="FlashInfer is a kernel library for inference with JIT compilation, paged and ragged "
+    "layouts, cascade attention and sampling.",
     stated={"JIT": True, "paged": True, "ragged": True, "cascade": True, "sampling": True},
     verdict="confirmed",
     source="FlashInfer documentation; Ye et al., arXiv:2501.01005 (University of Washington, NVIDIA, CMU "
@@ -175,8 +176,10 @@ def utilisation():
     title_en="Causal masks in xFormers", title_zh="无特殊处理",
     paraphrase="xFormers' kernel does nothing special for causal masks.",
     stated={"skips masked parts": False}, verdict="wrong", severity=2,
-    right="LowerTriangularMask is a type of its own so that the kernel knows which parts to leave out.",
-    source=f"{XFORMERS}, attention biases",
+    right="LowerTriangularMask is a type of its own so that the kernel knows which parts to leave out: it cuts "
+    "num_keys off at the diagonal of the query tile.",
+    source=f"{XFORMERS}, attention biases; pytorch aten/src/ATen/native/transformers/cuda/mem_eff_attention/"
+    "kernel_forward.h, advance_to_block (the same kernel)",
 )
 def xformers_causal():
     return Truth({"skips masked parts": True})
@@ -210,7 +213,8 @@ def v2_ceiling():
 @claim(
     "18.8-054", section="18.8.3", where="Table 18-35", kind="table",
     title_en="Ceilings of v3 and of block sparsity", title_zh="理论加速上限",
-    paraphrase="v3 1.5 to 2 over v2; block-sparse 2 to 16 by sparsity.",
+    paraphrase="v3 is 1.5 to 2 times as fast as v2; block sparsity gains 2 to 16 times, depending on the "
+    "pattern.",
     stated={"v3 lo": 1.5, "v3 hi": 2.0, "sparse hi": 16}, unit="x", verdict="confirmed",
     source=f"{FA3}, abstract",
 )
