@@ -1,0 +1,59 @@
+"""The registry: what is announced is there, and a refusal says what is missing."""
+
+from importlib import import_module
+
+import numpy as np
+import pytest
+
+from verify.cases import DEFAULT
+from verify.dtypes import DTYPES, name_of
+from verify.registry import ALL, KERNELS, OPTIONS, REFERENCES
+
+
+@pytest.mark.parametrize("kernel", ALL.values(), ids=lambda kernel: kernel.name)
+def test_every_module_is_there(kernel):
+    assert callable(kernel.attention())
+    if kernel.reference:
+        assert callable(import_module(kernel.reference).attention)
+    assert kernel.options <= OPTIONS.keys() and set(kernel.dtypes) <= DTYPES.keys()
+
+
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=lambda kernel: kernel.name)
+def test_the_ladder_takes_every_default_case(kernel):
+    """Nothing is skipped in the default run."""
+    assert [case for case in DEFAULT.values() for t in kernel.dtypes if kernel.refuses(case, t)] == []
+
+
+def test_a_refusal_says_what_is_missing():
+    kernel = KERNELS["step3_flash_v2"]
+    assert kernel.lacks({"causal"}, "fp64", 64, 64) == "stores fp32, fp16, bf16, not fp64"
+    assert kernel.lacks({"causal"}, "fp32", 257, 64) == "head dim 257 is outside 1 ... 256"
+    assert kernel.lacks({"causal"}, "fp32", 64, 300) == "head dim of V 300 is outside 1 ... 256"
+    assert kernel.lacks({"softcap", "mask"}, "fp32", 64, 64) == "does not take a boolean mask, softcap"
+    assert kernel.lacks({"causal", "gqa", "strides"}, "bf16", 1, 256) is None
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_numpy_ones_give_storage_types(name):
+    problem = DEFAULT["gqa"].build("bf16")
+    O, lse = REFERENCES[name].attention()(problem.Q, problem.K, problem.V, causal=True)
+    assert O.dtype == problem.Q.dtype and lse.dtype == np.float32
+    O, lse = REFERENCES[name].attention()(*(x.astype(np.float64) for x in (problem.Q, problem.K, problem.V)))
+    assert O.dtype == lse.dtype == np.float64
+
+
+def test_names_of_types():
+    assert [name_of(entry.numpy) for entry in DTYPES.values()] == list(DTYPES)
+    with pytest.raises(TypeError, match="got int32"):
+        name_of(np.int32)
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_the_constants_of_a_type(name):
+    """ulp and the smallest subnormal, found by trying."""
+    kind = DTYPES[name]
+    make = kind.numpy.type
+    one = make(1)
+    assert float(make(1 + kind.ulp)) == 1 + kind.ulp and make(1 + kind.ulp / 4) == one
+    assert float(make(kind.subnormal)) == kind.subnormal and float(make(kind.subnormal / 4)) == 0
+    assert kind.bytes == {"fp64": 8, "fp32": 4}.get(name, 2)

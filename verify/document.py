@@ -1,0 +1,128 @@
+"""A run as one JSON document, and the newest such document recorded on a GPU."""
+
+import json
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from verify import executors, tolerance
+from verify.fingerprint import fingerprint
+from verify.result import Result
+
+SCHEMA = 1
+RECORDS = Path(__file__).parent / "records"
+PACKAGES = ("flashproof", "numpy", "numba", "numba-cuda", "ml_dtypes", "cuda-toolkit", "cuda-bindings")
+
+
+def build(results, executor) -> dict:
+    """Everything a later reader needs to know about a run.
+
+    Parameters
+    ----------
+    results : list of Result
+    executor : "gpu" or "emulated"
+
+    Returns
+    -------
+    dict
+        schema, kind ("verify"), made (UTC), executor, device, driver, python, packages, commit, factor, fingerprints
+        of the kernels that ran, counts by verdict, and results as `Result.to_dict` gives them.
+    """
+    ran = dict.fromkeys(r.kernel for r in results if r.executor != "numpy" and r.verdict != "skip")
+    return {
+        **head("verify", executor),
+        "factor": tolerance.FACTOR,
+        "fingerprints": {kernel: _fingerprint(kernel) for kernel in ran},
+        "counts": counts(results),
+        "results": [result.to_dict() for result in results],
+    }
+
+
+def head(kind, executor) -> dict:
+    """Where, when and with what a document was made: the first entries of all of them."""
+    return {
+        "schema": SCHEMA,
+        "kind": kind,
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "executor": executor,
+        "device": executors.device_name(executor),
+        "driver": driver() if executor == "gpu" else None,
+        "python": platform.python_version(),
+        "packages": packages(),
+        "commit": commit(),
+    }
+
+
+def counts(results) -> dict[str, int]:
+    """How many results have each verdict; all four are always there."""
+    return {name: sum(r.verdict == name for r in results) for name in ("pass", "fail", "error", "skip")}
+
+
+def newest_gpu(folder=RECORDS) -> dict | None:
+    """The newest document of a GPU run in a folder of records, or None. Files of other kinds are passed over."""
+    found = []
+    for path in sorted(Path(folder).glob("*.json")):
+        try:
+            data = json.loads(path.read_text())
+        except ValueError:
+            continue
+        if isinstance(data, dict) and data.get("kind") == "verify" and data.get("executor") == "gpu":
+            found.append(data)
+    return max(found, key=lambda data: data.get("made", ""), default=None)
+
+
+def stale(document) -> set[str]:
+    """Kernels of a recorded run whose code has changed since."""
+    if document is None:
+        return set()
+    return {kernel for kernel, name in document.get("fingerprints", {}).items() if _fingerprint(kernel) != name}
+
+
+def _fingerprint(kernel):
+    """A kernel's fingerprint; None for one that does not import, which the results say already."""
+    try:
+        return fingerprint(kernel)
+    except (ImportError, SyntaxError):
+        return None
+
+
+def results_of(document) -> list[Result]:
+    """The results in a document."""
+    return [Result.from_dict(data) for data in document["results"]]
+
+
+def packages() -> dict[str, str | None]:
+    """Installed versions of what a result depends on; None where one is missing."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def commit() -> str | None:
+    """The checkout's commit, with "+" if it has changes; None outside a checkout."""
+    root = Path(__file__).parent.parent
+
+    def git(*args):
+        return subprocess.run(["git", "-C", root, *args], capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        if Path(git("rev-parse", "--show-toplevel")) != root:
+            return None
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def driver() -> str | None:
+    """The CUDA driver's version, as nvidia-smi prints it."""
+    ask = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(ask, capture_output=True, text=True, check=True).stdout.split()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return None

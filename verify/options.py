@@ -1,0 +1,103 @@
+"""What several verbs ask for alike: names of kernels, cases and types, and files to write."""
+
+from pathlib import Path
+
+from verify import executors
+from verify.cases import DEFAULT
+from verify.dtypes import DTYPES
+from verify.misuse import Misuse, pick
+from verify.registry import ALL, KERNELS
+
+
+def add_kernels(parser):
+    """--kernels"""
+    parser.add_argument("--kernels", metavar="NAMES", help="comma-separated; all of the ladder if left out")
+
+
+def add_dtype(parser):
+    """--dtype"""
+    parser.add_argument("--dtype", metavar="NAMES", help="comma-separated storage types; fp32,fp16,bf16 if left out")
+
+
+def kernels(args, default=None) -> list[str]:
+    """The chosen kernels; the ladder, or `default`, if none are named.
+
+    Raises
+    ------
+    Misuse
+    """
+    if args.kernels is None:
+        return list(KERNELS if default is None else default)
+    return pick("--kernels", args.kernels, ALL, what="kernel")
+
+
+def cases(args) -> list[str]:
+    """The chosen default cases.
+
+    Raises
+    ------
+    Misuse
+    """
+    return pick("--cases", args.cases, DEFAULT, what="case")
+
+
+def dtypes(args, default=("fp32", "fp16", "bf16")) -> list[str]:
+    """The chosen storage types.
+
+    Raises
+    ------
+    Misuse
+    """
+    return list(default) if args.dtype is None else pick("--dtype", args.dtype, DTYPES, what="storage type")
+
+
+def add_on(parser):
+    """--on"""
+    parser.add_argument("--on", choices=("gpu", "emulator"), help="where kernels run; the GPU if there is one")
+
+
+def executor(args) -> str:
+    """ "gpu" or "emulated".
+
+    Raises
+    ------
+    Misuse
+        If a GPU is asked for and there is none.
+    """
+    if args.on is None:
+        return executors.default()
+    if args.on == "gpu" and executors.gpu_missing():
+        raise Misuse(f"--on gpu: {executors.gpu_missing()}; leave it out to emulate")
+    return "gpu" if args.on == "gpu" else "emulated"
+
+
+def writable(argument, path) -> Path | None:
+    """A file to write, checked before any work is done for it.
+
+    Raises
+    ------
+    Misuse
+        If its folder does not exist, or it is a folder itself.
+    """
+    if path is None:
+        return None
+    path = Path(path)
+    if path.is_dir():
+        raise Misuse(f"{argument}: expected a file to write, {path} is a folder")
+    if not path.absolute().parent.is_dir():
+        raise Misuse(f"{argument}: expected a file in an existing folder, there is no {path.absolute().parent}")
+    return path
+
+
+def readable(argument, path) -> Path:
+    """A file to read.
+
+    Raises
+    ------
+    Misuse
+        If it is not there.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise Misuse(f"{argument}: expected a file, there is none at {path}")
+    return path
