@@ -56,7 +56,9 @@ def _pretend_device(cc):
 
 
 def numba_type(value):
-    """The Numba type that a launch gives an argument: arrays with any strides, int32, float32."""
+    """The Numba type that a launch gives an argument: arrays with any strides, int32, float32, tuples of these."""
+    if isinstance(value, tuple):
+        return types.BaseTuple.from_types([numba_type(part) for part in value])
     if hasattr(value, "dtype") and hasattr(value, "ndim") and not np.isscalar(value):
         return types.Array(from_dtype(device_dtype(value.dtype)), value.ndim, "A")
     return types.float32 if isinstance(value, (float, np.floating)) else types.int32

@@ -38,7 +38,8 @@ def _shape(name, array, ndim=4):
     return tuple(array.shape)
 
 
-def _storage(name, array):
+def storage(name, array):
+    """The storage type's name of an array, or TypeError that names the argument."""
     for dtype_name, (face, _) in STORAGE.items():
         if array.dtype == face:
             return dtype_name
@@ -60,10 +61,10 @@ def _check(Q, K, V):
         raise ValueError(f"V: expected head dim 1 .. {max(TILES)}, got {dv}")
     if Hk < 1 or Hq < 1 or Hq % Hk:
         raise ValueError(f"Q: expected a positive multiple of K's {Hk} heads, got {Hq}")
-    want = _storage("Q", Q)
+    want = storage("Q", Q)
     for name, array in (("K", K), ("V", V)):
-        if _storage(name, array) != want:
-            raise TypeError(f"{name}: expected dtype {want} like Q, got {_storage(name, array)}")
+        if storage(name, array) != want:
+            raise TypeError(f"{name}: expected dtype {want} like Q, got {storage(name, array)}")
     return B, Hq, Hk, Nq, Nk, d, dv
 
 
@@ -81,6 +82,7 @@ class Problem:
     dv: int
     tile: Tile
     threads: tuple
+    scale: np.float32
     scale_log2: np.float32
     diag: int
     Q: object = None
@@ -119,7 +121,9 @@ class Problem:
         return tuple(self.on.result(array) for array in outputs)
 
 
-def prepare(Q, K, V, scale=None, causal=False, align="bottom_right", tile=None, threads=None, on=None, trace=False):
+def prepare(
+    Q, K, V, scale=None, causal=False, align="bottom_right", tile=None, threads=None, on=None, trace=False, tiles=TILES
+):  # fmt: skip
     """Check a call and allocate its outputs.
 
     Parameters
@@ -131,7 +135,7 @@ def prepare(Q, K, V, scale=None, causal=False, align="bottom_right", tile=None, 
     causal : bool
         Key j is seen by query i iff j <= i + Nk - Nq ("bottom_right") or j <= i ("top_left", see ``align``).
     tile : refimpl.tiling.Tile, optional
-        Multiples of the threads; ``tile_for(d, dv)`` if not given.
+        Multiples of the threads; by ``tiles``, a table like `TILES`, if not given.
     threads : (TY, TX), optional
         The block's shape, 16 x 8 if not given.
     on : executor, optional
@@ -153,7 +157,7 @@ def prepare(Q, K, V, scale=None, causal=False, align="bottom_right", tile=None, 
     if align not in ("bottom_right", "top_left"):
         raise ValueError(f'align: expected "bottom_right" or "top_left", got {align!r}')
     threads = threads or THREADS
-    tile = tile or tile_for(d, dv)
+    tile = tile or tiles[head_room(d, dv)]
     if tile.Br % threads[0] or tile.Bc % threads[1] or head_room(d, dv) % threads[1]:
         raise ValueError(f"tile: expected Br, Bc multiples of the threads {threads}, got ({tile.Br}, {tile.Bc})")
     if on is None:
@@ -163,7 +167,8 @@ def prepare(Q, K, V, scale=None, causal=False, align="bottom_right", tile=None, 
     # Key j is seen by row r iff j <= r + diag: one comparison for causal in either corner and for no mask at all.
     diag = Nk if not causal else Nk - Nq if align == "bottom_right" else 0
     # The base-2 exponential is the hardware's own; log2(e) goes into the scale, once, in fp64.
-    p = Problem(on, B, Hq, Hk, Nq, Nk, d, dv, tile, threads, np.float32(scale * math.log2(math.e)), diag)
+    scale_log2 = np.float32(scale * math.log2(math.e))
+    p = Problem(on, B, Hq, Hk, Nq, Nk, d, dv, tile, threads, np.float32(scale), scale_log2, diag)
     p.Q, p.K, p.V = on.input("Q", Q), on.input("K", K), on.input("V", V)
     p.O = on.empty("O", (B, Hq, Nq, dv), Q.dtype)
     p.lse = p.empty("lse", B, Hq, Nq)

@@ -237,11 +237,11 @@ def tile_ops(Br, Bc, D, TY, TX):
                 if row < O.shape[0] and tx + v * TX < O.shape[1]:  # guard: ragged rows, dv need not fill D
                     O[row, tx + v * TX] = narrow(O_acc[a, v], O)
 
-    return _module(load, zero, start, scores, mask, share_row_max, update_max, share_exp, update_sum, rescale,
+    return as_module(load, zero, start, scores, mask, share_row_max, update_max, share_exp, update_sum, rescale,
                    accumulate, keep, fetch, write_scores, write_output, write, record)
 
 
-def _module(*routines):
+def as_module(*routines):
     """The routines as attributes of a module object, the one namespace that Numba resolves at compile time."""
     module = ModuleType("tile")
     for routine in routines:

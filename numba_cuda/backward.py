@@ -1,0 +1,222 @@
+"""The gradients, tile by tile, without anything N x N in memory: P is computed again from lse.
+
+**Idea**: with P_ij = exp(s_ij - lse_i) and D_i = sum_j dO_ij O_ij, one number a row, every gradient is a sum over
+tiles:  dV_j = P^T dO,  dP = dO V^T,  dS = P (dP - D),  dQ_i = scale dS K,  dK_j = scale dS^T Q.
+
+**Changed from general**: two kernels with the loops either way, so that each adds up what it owns in registers and
+writes it once: no atomics, the same bits every run. A key head's block adds over all query heads that read it. A first
+kernel computes D.
+
+**Traffic**: the kernel for dQ moves Q, dO and dQ once, K and V once a live tile; the one for dK and dV moves K, V, dK
+and dV once, Q and dO once a live tile. The arrays of rules are left out.
+
+**Numerics**: fp32 throughout; D is summed in fp32 from dO and the stored O, so O's rounding enters it. A gradient that
+reaches lse enters beside D, since d lse_i / d s_ij = P_ij.
+
+**Source**: Dao et al., "FlashAttention" (2022), appendix B.2 and Algorithm 4; loop order as Dao,
+"FlashAttention-2" (2023), section 3.1.2, Algorithm 2.
+"""
+
+from functools import cache
+
+import numpy as np
+from numba import cuda
+from numba.cuda.types import float32
+
+from flash_cuda.gradient_ops import gradient_ops
+from flash_cuda.launch import prepare, storage
+from flash_cuda.rule_ops import rule_ops
+from flash_cuda.rules import bind
+from flash_cuda.tile_ops import tile_ops
+from refimpl.tiling import Tile, cdiv
+
+# Head room D -> tile. Q_i, dO_i, K_j, V_j, P_ij and dS_ij together fit 48 KiB of shared memory.
+GRADIENT_TILES = {16: Tile(16, 32), 32: Tile(16, 32), 64: Tile(16, 32), 128: Tile(16, 16), 256: Tile(8, 8)}
+THREADS = (8, 8)  # no more rows of threads than the smallest tile has rows
+
+
+@cache
+def make_kernels(Br, Bc, D, TY, TX, rules):
+    """The kernels for D, dQ and dK with dV; grids (B * Hq * Tr), (B * Hq * Tr), (B * Hk * Tc)."""
+    tile = tile_ops(Br, Bc, D, TY, TX)
+    grad = gradient_ops(Br, Bc, D, TY, TX)
+    rule = rule_ops(Br, Bc, TY, TX, rules.mask, rules.score, rules.grad)
+    classify = rules.tiles
+    RY, CX, CY, VX = Br // TY, Bc // TX, Bc // TY, D // TX
+    D_pad, Bc_pad = D + 1, Bc + 1
+
+    def backward_rows(O, dO, dlse, D_hbm):
+        sum_s = cuda.shared.array((Br, TX), float32)
+
+        Hq, Nq = O.shape[1], O.shape[2]
+        Tr = (Nq + Br - 1) // Br
+        i = cuda.blockIdx.x % Tr
+        h = cuda.blockIdx.x // Tr % Hq
+        b = cuda.blockIdx.x // (Tr * Hq)
+
+        # load: O_i and dO_i, Br x dv elements each
+        grad.share_row_products(O[b, h], dO[b, h], i * Br, sum_s)
+        cuda.syncthreads()  # the partial sums of all threads are there
+
+        # write: D_i = rowsum(dO O) - dlse, Br elements
+        grad.write_row_sums(sum_s, dlse[b, h], D_hbm[b, h], i * Br)
+
+    def backward_dq(Q, K, V, dO, lse, D_hbm, dQ, scale, offsets, mask_aux, score_aux):
+        Q_s = cuda.shared.array((Br, D_pad), float32)
+        dO_s = cuda.shared.array((Br, D_pad), float32)
+        K_s = cuda.shared.array((Bc, D_pad), float32)
+        V_s = cuda.shared.array((Bc, D_pad), float32)
+        P_s = cuda.shared.array((Br, Bc_pad), float32)
+        dS_s = cuda.shared.array((Br, Bc_pad), float32)
+        s = cuda.local.array((RY, CX), float32)
+        slope = cuda.local.array((RY, CX), float32)
+        dQ_acc = cuda.local.array((RY, VX), float32)
+
+        Hq, Nq = Q.shape[1], Q.shape[2]
+        Hk, Nk = K.shape[1], K.shape[2]
+        Tr, Tc = (Nq + Br - 1) // Br, (Nk + Bc - 1) // Bc
+        i = cuda.blockIdx.x % Tr
+        h = cuda.blockIdx.x // Tr % Hq
+        b = cuda.blockIdx.x // (Tr * Hq)
+        h_k = h // (Hq // Hk)
+        first = i * Br + offsets[b]
+        last = min((i + 1) * Br, Nq) + offsets[b]
+
+        # load: Q_i and dO_i, Br x d and Br x dv elements, once
+        tile.load(Q_s, Q[b, h], i * Br, 0)
+        tile.load(dO_s, dO[b, h], i * Br, 0)
+        tile.zero(dQ_acc)
+
+        for j in range(Tc):
+            kind = classify(b, h, first, last, j * Bc, min((j + 1) * Bc, Nk), *mask_aux)
+            if kind > 0:  # the same for all threads of the block: not an EMPTY tile
+                # load: K_j and V_j, Bc x d and Bc x dv elements
+                tile.load(K_s, K[b, h_k], j * Bc, 0)
+                tile.load(V_s, V[b, h_k], j * Bc, 0)
+                cuda.syncthreads()  # all four tiles are whole before anyone reads them
+
+                # scores, and the weights they had
+                tile.scores(Q_s, K_s, scale, s)
+                rule.share_weights(s, slope, b, h, i * Br, j * Bc, Nq, Nk, offsets[b], kind == 2, lse[b, h],
+                                   mask_aux, score_aux, P_s)  # fmt: skip
+
+                # gradient of the scores
+                tile.scores(dO_s, V_s, float32(1.0), s)
+                rule.share_gradient(s, slope, P_s, D_hbm[b, h], i * Br, Nq, dS_s)
+                cuda.syncthreads()  # P_ij and dS_ij are whole
+
+                # accumulate
+                grad.accumulate_rows(P_s, dS_s, K_s, dQ_acc)
+                cuda.syncthreads()  # K_j, V_j and dS_ij have been read: the next tile may take their place
+
+        # write: dQ_i, Br x d elements, once
+        grad.write_rows(dQ_acc, scale, dQ[b, h], i * Br)
+
+    def backward_dkv(Q, K, V, dO, lse, D_hbm, dK, dV, scale, offsets, mask_aux, score_aux):
+        Q_s = cuda.shared.array((Br, D_pad), float32)
+        dO_s = cuda.shared.array((Br, D_pad), float32)
+        K_s = cuda.shared.array((Bc, D_pad), float32)
+        V_s = cuda.shared.array((Bc, D_pad), float32)
+        P_s = cuda.shared.array((Br, Bc_pad), float32)
+        dS_s = cuda.shared.array((Br, Bc_pad), float32)
+        s = cuda.local.array((RY, CX), float32)
+        slope = cuda.local.array((RY, CX), float32)
+        dK_acc = cuda.local.array((CY, VX), float32)
+        dV_acc = cuda.local.array((CY, VX), float32)
+
+        Hq, Nq = Q.shape[1], Q.shape[2]
+        Hk, Nk = K.shape[1], K.shape[2]
+        Tr, Tc = (Nq + Br - 1) // Br, (Nk + Bc - 1) // Bc
+        j = cuda.blockIdx.x % Tc
+        h_k = cuda.blockIdx.x // Tc % Hk
+        b = cuda.blockIdx.x // (Tc * Hk)
+        group = Hq // Hk
+
+        # load: K_j and V_j, Bc x d and Bc x dv elements, once
+        tile.load(K_s, K[b, h_k], j * Bc, 0)
+        tile.load(V_s, V[b, h_k], j * Bc, 0)
+        grad.zero_columns(dK_acc)
+        grad.zero_columns(dV_acc)
+
+        for h in range(h_k * group, (h_k + 1) * group):
+            for i in range(Tr):
+                first = i * Br + offsets[b]
+                last = min((i + 1) * Br, Nq) + offsets[b]
+                kind = classify(b, h, first, last, j * Bc, min((j + 1) * Bc, Nk), *mask_aux)
+                if kind > 0:  # the same for all threads of the block: not an EMPTY tile
+                    # load: Q_i and dO_i, Br x d and Br x dv elements
+                    tile.load(Q_s, Q[b, h], i * Br, 0)
+                    tile.load(dO_s, dO[b, h], i * Br, 0)
+                    cuda.syncthreads()  # all four tiles are whole before anyone reads them
+
+                    # scores, and the weights they had
+                    tile.scores(Q_s, K_s, scale, s)
+                    rule.share_weights(s, slope, b, h, i * Br, j * Bc, Nq, Nk, offsets[b], kind == 2, lse[b, h],
+                                       mask_aux, score_aux, P_s)  # fmt: skip
+
+                    # gradient of the scores
+                    tile.scores(dO_s, V_s, float32(1.0), s)
+                    rule.share_gradient(s, slope, P_s, D_hbm[b, h], i * Br, Nq, dS_s)
+                    cuda.syncthreads()  # P_ij and dS_ij are whole
+
+                    # accumulate
+                    grad.accumulate_columns(P_s, P_s, dO_s, dV_acc)
+                    grad.accumulate_columns(P_s, dS_s, Q_s, dK_acc)
+                    cuda.syncthreads()  # Q_i, dO_i, P_ij and dS_ij have been read: the next may take their place
+
+        # write: dK_j and dV_j, Bc x d and Bc x dv elements, once
+        grad.write_columns(dK_acc, scale, dK[b, h_k], j * Bc)
+        grad.write_columns(dV_acc, float32(1.0), dV[b, h_k], j * Bc)
+
+    return backward_rows, backward_dq, backward_dkv
+
+
+def attention_backward(
+    Q, K, V, O, lse, dO, *, scale=None, causal=False, align="bottom_right", mask=None, rules=(), lengths_q=None,
+    lengths_k=None, dlse=None, tile=None, threads=None, on=None,
+):  # fmt: skip
+    """Gradients of attention on the executor ``on``; deterministic.
+
+    Parameters
+    ----------
+    Q, K, V, O : as given to and returned by the forward pass
+    lse : (B, Hq, Nq), float32, natural logarithm
+    dO : (B, Hq, Nq, dv), dtype of Q
+    dlse : (B, Hq, Nq), float32, optional
+        The gradient that reaches lse; 0 if not given.
+    scale, causal, align, mask, rules, lengths_q, lengths_k, tile, threads, on
+        As `general.attention`.
+
+    Returns
+    -------
+    dQ, dK, dV : shapes and dtype of Q, K, V
+        K's and V's summed over the query heads that read them. 0 for a row that sees no key.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As the forward pass; a score rule without a derivative; O, lse, dO or dlse of another shape or type.
+    """
+    p = prepare(Q, K, V, scale, causal, align, tile, threads or THREADS, on, tiles=GRADIENT_TILES)
+    bound = bind(p, causal=causal, align=align, mask=mask, rules=rules, lengths_q=lengths_q, lengths_k=lengths_k)
+    if bound.score.grad is None:
+        raise ValueError("rules: expected a score rule with a derivative (grad) for the backward pass")
+    rows, output = (p.B, p.Hq, p.Nq), (p.B, p.Hq, p.Nq, p.dv)
+    for name, x, shape, like in (("O", O, output, Q), ("dO", dO, output, Q), ("lse", lse, rows, None),
+                                 ("dlse", dlse, rows, None)):  # fmt: skip
+        if x is None and name == "dlse":
+            continue
+        if tuple(x.shape) != shape:
+            raise ValueError(f"{name}: expected shape {shape}, got {tuple(x.shape)}")
+        if (storage(name, x) != storage("Q", like)) if like is not None else x.dtype != np.float32:
+            raise TypeError(f"{name}: expected dtype {'fp32' if like is None else storage('Q', like)}, got {x.dtype}")
+    dlse = np.broadcast_to(np.zeros((), np.float32), rows) if dlse is None else dlse
+    d_O, d_dO, d_lse, d_dlse = (p.on.input(n, x) for n, x in (("O", O), ("dO", dO), ("lse", lse), ("dlse", dlse)))
+    D = p.empty("D", *rows)
+    dQ, dK, dV = (p.on.empty(n, x.shape, x.dtype) for n, x in (("dQ", Q), ("dK", K), ("dV", V)))
+    of_rows, of_q, of_kv = make_kernels(*p.constants, bound.functions)
+    p.launch(of_rows, p.B * p.Hq * p.Tr, d_O, d_dO, d_dlse, D)
+    p.launch(of_q, p.B * p.Hq * p.Tr, p.Q, p.K, p.V, d_dO, d_lse, D, dQ, p.scale, *bound.arguments)
+    p.launch(of_kv, p.B * p.Hk * cdiv(p.Nk, p.tile.Bc), p.Q, p.K, p.V, d_dO, d_lse, D, dK, dV, p.scale,
+             *bound.arguments)  # fmt: skip
+    return tuple(p.on.result(x) for x in (dQ, dK, dV))

@@ -1,0 +1,74 @@
+"""What kernels with rules do to a tile of scores: change them, hide keys, and turn them into weights and gradients.
+
+Works beside `tile_ops`, on the same lane map. A rule's functions (`refimpl.rule`) are inlined; their ``aux`` arrives as
+a kernel argument. Scores are natural here, since rules are written in them; they become log2 units on the way out.
+"""
+
+import math
+
+from numba import cuda
+from numba.cuda.types import float32
+
+from flash_cuda.elements import MASKED, exp2
+from flash_cuda.tile_ops import as_module
+
+
+def rule_ops(Br, Bc, TY, TX, mask_fn, score_fn, grad_fn):
+    """The routines for one tile shape and one pair of rules, as device functions.
+
+    Parameters
+    ----------
+    Br, Bc, TY, TX : int
+        As `tile_ops.tile_ops`.
+    mask_fn, score_fn, grad_fn : device functions
+        seen(b, h, i, j, *aux), score(s, b, h, i, j, *aux) and its derivative.
+    """
+    RY, CX = Br // TY, Bc // TX
+    NEG_INF, LOG2E = -math.inf, math.log2(math.e)
+
+    @cuda.jit(device=True)
+    def apply(s, b, h, row0, col0, Nq, Nk, offset, whole, mask_aux, score_aux):
+        """s = log2(e) score(s), or -inf for a pair that is hidden or does not exist; ``whole`` spares the mask."""
+        ty, tx = cuda.threadIdx.x // TX, cuda.threadIdx.x % TX
+        for a in range(RY):
+            row = row0 + ty + a * TY
+            for c in range(CX):
+                j = col0 + tx + c * TX
+                x = float32(NEG_INF)
+                # Guard: rules may look up arrays by row and key, so a pair past either end must not reach them.
+                if row < Nq and j < Nk and (whole or mask_fn(b, h, row + offset, j, *mask_aux)):
+                    x = float32(LOG2E) * float32(score_fn(s[a, c], b, h, row + offset, j, *score_aux))
+                s[a, c] = x
+
+    @cuda.jit(device=True)
+    def share_weights(s, slope, b, h, row0, col0, Nq, Nk, offset, whole, lse, mask_aux, score_aux, P_s):
+        """P = exp(score(s) - lse) into shared memory, MASKED where hidden; slope = d score / d s for the gradient."""
+        ty, tx = cuda.threadIdx.x // TX, cuda.threadIdx.x % TX
+        for a in range(RY):
+            row = row0 + ty + a * TY
+            for c in range(CX):
+                j = col0 + tx + c * TX
+                p = float32(MASKED)
+                slope[a, c] = float32(0.0)
+                if row < Nq and j < Nk and (whole or mask_fn(b, h, row + offset, j, *mask_aux)):
+                    i = row + offset
+                    x = float32(score_fn(s[a, c], b, h, i, j, *score_aux))
+                    if x != float32(NEG_INF):  # guard: a bias of -inf hides the key, as a mask does
+                        p = exp2(float32(LOG2E) * (x - lse[row]))
+                        slope[a, c] = float32(grad_fn(s[a, c], b, h, i, j, *score_aux))
+                P_s[ty + a * TY, tx + c * TX] = p
+
+    @cuda.jit(device=True)
+    def share_gradient(dP, slope, P_s, D, row0, Nq, dS_s):
+        """dS = P (dP - D) slope, the gradient of the scaled product; 0 where the key is hidden."""
+        ty, tx = cuda.threadIdx.x // TX, cuda.threadIdx.x % TX
+        for a in range(RY):
+            row = row0 + ty + a * TY
+            for c in range(CX):
+                p = P_s[ty + a * TY, tx + c * TX]  # this thread's own element: no barrier needed
+                dS = float32(0.0)
+                if row < Nq and not p < float32(0.0):
+                    dS = p * (dP[a, c] - D[row]) * slope[a, c]
+                dS_s[ty + a * TY, tx + c * TX] = dS
+
+    return as_module(apply, share_weights, share_gradient)
