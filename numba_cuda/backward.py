@@ -36,7 +36,7 @@ THREADS = (8, 8)  # no more rows of threads than the smallest tile has rows
 
 
 @cache
-def make_kernels(Br, Bc, D, TY, TX, rules):
+def make_kernels(Br, Bc, D, TY, TX, rules, with_bias=False):
     """The kernels for D, dQ and dK with dV; grids (B * Hq * Tr), (B * Hq * Tr), (B * Hk * Tc)."""
     tile = tile_ops(Br, Bc, D, TY, TX)
     grad = gradient_ops(Br, Bc, D, TY, TX)
@@ -61,7 +61,7 @@ def make_kernels(Br, Bc, D, TY, TX, rules):
         # write: D_i = rowsum(dO O) - dlse, Br elements
         grad.write_row_sums(sum_s, dlse[b, h], D_hbm[b, h], i * Br)
 
-    def backward_dq(Q, K, V, dO, lse, D_hbm, dQ, scale, offsets, mask_aux, score_aux):
+    def backward_dq(Q, K, V, dO, lse, D_hbm, dQ, dS_hbm, scale, offsets, mask_aux, score_aux):
         Q_s = cuda.shared.array((Br, D_pad), float32)
         dO_s = cuda.shared.array((Br, D_pad), float32)
         K_s = cuda.shared.array((Bc, D_pad), float32)
@@ -103,11 +103,15 @@ def make_kernels(Br, Bc, D, TY, TX, rules):
                 # gradient of the scores
                 tile.scores(dO_s, V_s, float32(1.0), s)
                 rule.share_gradient(s, slope, P_s, D_hbm[b, h], i * Br, Nq, dS_s)
+                if with_bias:
+                    rule.write_bias_gradient(s, P_s, D_hbm[b, h], i * Br, j * Bc, Nq, Nk, dS_hbm[b, h])
                 cuda.syncthreads()  # P_ij and dS_ij are whole
 
                 # accumulate
                 grad.accumulate_rows(P_s, dS_s, K_s, dQ_acc)
                 cuda.syncthreads()  # K_j, V_j and dS_ij have been read: the next tile may take their place
+            elif with_bias:
+                rule.write_no_gradient(i * Br, j * Bc, Nq, Nk, dS_hbm[b, h])
 
         # write: dQ_i, Br x d elements, once
         grad.write_rows(dQ_acc, scale, dQ[b, h], i * Br)
@@ -171,9 +175,24 @@ def make_kernels(Br, Bc, D, TY, TX, rules):
     return backward_rows, backward_dq, backward_dkv
 
 
+def backward_dbias(dS, dbias):
+    """dbias, with axes of 1 where the bias was broadcast: sums of dS (B, Hq, Nq, Nk), a thread an element, in order."""
+    B, H, N, M = dbias.shape
+    at = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if at < B * H * N * M:  # guard: the last block is ragged
+        b, h, r, c = at // (M * N * H), at // (M * N) % H, at // M % N, at % M
+        total = float32(0.0)
+        for b1 in range(b, dS.shape[0] if B == 1 else b + 1):
+            for h1 in range(h, dS.shape[1] if H == 1 else h + 1):
+                for r1 in range(r, dS.shape[2] if N == 1 else r + 1):
+                    for c1 in range(c, dS.shape[3] if M == 1 else c + 1):
+                        total += dS[b1, h1, r1, c1]
+        dbias[b, h, r, c] = total
+
+
 def attention_backward(
-    Q, K, V, O, lse, dO, *, scale=None, causal=False, align="bottom_right", mask=None, rules=(), lengths_q=None,
-    lengths_k=None, dlse=None, tile=None, threads=None, on=None,
+    Q, K, V, O, lse, dO, *, scale=None, causal=False, align="bottom_right", bias=None, dlse=None, tile=None,
+    threads=None, on=None, **options,
 ):  # fmt: skip
     """Gradients of attention on the executor ``on``; deterministic.
 
@@ -184,13 +203,15 @@ def attention_backward(
     dO : (B, Hq, Nq, dv), dtype of Q
     dlse : (B, Hq, Nq), float32, optional
         The gradient that reaches lse; 0 if not given.
-    scale, causal, align, mask, rules, lengths_q, lengths_k, tile, threads, on
+    scale, causal, align, bias, tile, threads, on, **options
         As `general.attention`.
 
     Returns
     -------
     dQ, dK, dV : shapes and dtype of Q, K, V
         K's and V's summed over the query heads that read them. 0 for a row that sees no key.
+    dbias : shape of bias, float32, or None without a bias
+        Summed over the axes along which the bias was broadcast.
 
     Raises
     ------
@@ -198,8 +219,8 @@ def attention_backward(
         As the forward pass; a score rule without a derivative; O, lse, dO or dlse of another shape or type.
     """
     p = prepare(Q, K, V, scale, causal, align, tile, threads or THREADS, on, tiles=GRADIENT_TILES)
-    bound = bind(p, causal=causal, align=align, mask=mask, rules=rules, lengths_q=lengths_q, lengths_k=lengths_k)
-    if bound.score.grad is None:
+    bound = bind(p, causal=causal, align=align, bias=bias, **options)
+    if bound.functions.grad is None:
         raise ValueError("rules: expected a score rule with a derivative (grad) for the backward pass")
     rows, output = (p.B, p.Hq, p.Nq), (p.B, p.Hq, p.Nq, p.dv)
     for name, x, shape, like in (("O", O, output, Q), ("dO", dO, output, Q), ("lse", lse, rows, None),
@@ -214,9 +235,16 @@ def attention_backward(
     d_O, d_dO, d_lse, d_dlse = (p.on.input(n, x) for n, x in (("O", O), ("dO", dO), ("lse", lse), ("dlse", dlse)))
     D = p.empty("D", *rows)
     dQ, dK, dV = (p.on.empty(n, x.shape, x.dtype) for n, x in (("dQ", Q), ("dK", K), ("dV", V)))
-    of_rows, of_q, of_kv = make_kernels(*p.constants, bound.functions)
+    dS = p.empty("dS", *((*rows, p.Nk) if bias is not None else (0, 0, 0, 0)))
+    of_rows, of_q, of_kv = make_kernels(*p.constants, bound.functions, with_bias=bias is not None)
     p.launch(of_rows, p.B * p.Hq * p.Tr, d_O, d_dO, d_dlse, D)
-    p.launch(of_q, p.B * p.Hq * p.Tr, p.Q, p.K, p.V, d_dO, d_lse, D, dQ, p.scale, *bound.arguments)
+    p.launch(of_q, p.B * p.Hq * p.Tr, p.Q, p.K, p.V, d_dO, d_lse, D, dQ, dS, p.scale, *bound.arguments)
     p.launch(of_kv, p.B * p.Hk * cdiv(p.Nk, p.tile.Bc), p.Q, p.K, p.V, d_dO, d_lse, D, dK, dV, p.scale,
              *bound.arguments)  # fmt: skip
-    return tuple(p.on.result(x) for x in (dQ, dK, dV))
+    dbias = None
+    if bias is not None:
+        full = p.empty("dbias", *((1,) * (4 - np.ndim(bias)) + np.shape(bias)))
+        threads = p.threads[0] * p.threads[1]
+        p.launch(backward_dbias, cdiv(full.size, threads), dS, full)
+        dbias = p.on.result(full).reshape(np.shape(bias))
+    return *(p.on.result(x) for x in (dQ, dK, dV)), dbias

@@ -66,6 +66,10 @@ class _Cuda:
     def blockIdx(self):
         return SimpleNamespace(x=self._machine.thread.block.index, y=0, z=0)
 
+    @property
+    def blockDim(self):
+        return SimpleNamespace(x=self._machine.threads, y=1, z=1)
+
     def _shared_array(self, shape, dtype):
         # The n-th shared array a thread asks for is the n-th of its block, whoever came first.
         thread, block = self._machine.thread, self._machine.thread.block
@@ -104,6 +108,7 @@ class Emulator:
         self._arrays = []
         self._bodies = {}
         self.thread = None
+        self.threads = 0
         self.launches = 0
 
     @property
@@ -130,6 +135,7 @@ class Emulator:
             self._bodies[body] = _rebind(body, _Cuda(self), {})
         run = self._bodies[body]
         self.launches += 1
+        self.threads = threads
         with np.errstate(all="ignore"):  # inf and NaN are data here, as on a GPU
             for index in self._permuted(range(blocks)):
                 self._run_block(run, _Block(int(index)), threads, args)

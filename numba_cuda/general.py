@@ -100,21 +100,16 @@ def make_kernel(Br, Bc, D, TY, TX, rules, tracing=False):
 
 
 def attention(
-    Q, K, V, *, scale=None, causal=False, align="bottom_right", mask=None, rules=(), lengths_q=None, lengths_k=None,
-    tile=None, threads=None, on=None, trace=None,
+    Q, K, V, *, scale=None, causal=False, align="bottom_right", tile=None, threads=None, on=None, trace=None, **options
 ):  # fmt: skip
-    """Attention under any rules on the executor ``on``.
+    """Attention with every option on the executor ``on``.
 
     Parameters
     ----------
     Q, K, V, scale, causal, align, tile, threads, on, trace
         As `flash_cuda.launch.prepare`.
-    mask : array_like of bool, broadcast to (B, Hq, Nq, Nk), optional
-        True = attend.
-    rules : Rule or sequence of Rule
-        Masks are combined by and, score rules applied in turn (`refimpl.options`).
-    lengths_q, lengths_k : (B,) of int, optional
-        Rows and keys in use.
+    mask, bias, window, softcap, alibi_slopes, lengths_q, lengths_k, rules
+        As `flash_cuda.rules.bind`: NumPy arrays and numbers.
 
     Returns
     -------
@@ -127,7 +122,7 @@ def attention(
         As `prepare` and the rules; before any launch.
     """
     p = prepare(Q, K, V, scale, causal, align, tile, threads, on, trace, RULE_TILES)
-    bound = bind(p, causal=causal, align=align, mask=mask, rules=rules, lengths_q=lengths_q, lengths_k=lengths_k)
-    kernel = make_kernel(*p.constants, bound.functions, tracing=p.tracing)
+    bound = bind(p, causal=causal, align=align, **options)
+    kernel = make_kernel(*p.constants, bound.functions._replace(grad=None), tracing=p.tracing)
     p.launch(kernel, p.B * p.Hq * p.Tr, p.Q, p.K, p.V, p.O, p.lse, p.scale, *bound.arguments, p.trace)
     return p.results()

@@ -47,8 +47,10 @@ class Gpu:
         self._launches = []
 
     def input(self, name, array):
-        self._host = isinstance(array, np.ndarray)
-        if self._host:
+        host = isinstance(array, np.ndarray)
+        if name == "Q":  # results go back to where the queries came from; arrays of rules may be anywhere
+            self._host = host
+        if host:
             return upload(array, self.stream)
         return as_stored(cuda.as_cuda_array(array))
 

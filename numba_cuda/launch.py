@@ -63,6 +63,8 @@ def _check(Q, K, V):
         raise ValueError(f"Q: expected a positive multiple of K's {Hk} heads, got {Hq}")
     want = storage("Q", Q)
     for name, array in (("K", K), ("V", V)):
+        if isinstance(array, np.ndarray) != isinstance(Q, np.ndarray):
+            raise TypeError(f"{name}: expected an array like Q, a {type(Q).__name__}, got a {type(array).__name__}")
         if storage(name, array) != want:
             raise TypeError(f"{name}: expected dtype {want} like Q, got {storage(name, array)}")
     return B, Hq, Hk, Nq, Nk, d, dv

@@ -21,9 +21,10 @@ def rule_ops(Br, Bc, TY, TX, mask_fn, score_fn, grad_fn):
     Br, Bc, TY, TX : int
         As `tile_ops.tile_ops`.
     mask_fn, score_fn, grad_fn : device functions
-        seen(b, h, i, j, *aux), score(s, b, h, i, j, *aux) and its derivative.
+        seen(b, h, i, j, *aux), score(s, b, h, i, j, *aux) and its derivative; None for a forward kernel.
     """
     RY, CX = Br // TY, Bc // TX
+    grad_fn = grad_fn or score_fn  # a forward kernel has none, and never asks
     NEG_INF, LOG2E = -math.inf, math.log2(math.e)
 
     @cuda.jit(device=True)
@@ -71,4 +72,25 @@ def rule_ops(Br, Bc, TY, TX, mask_fn, score_fn, grad_fn):
                     dS = p * (dP[a, c] - D[row]) * slope[a, c]
                 dS_s[ty + a * TY, tx + c * TX] = dS
 
-    return as_module(apply, share_weights, share_gradient)
+    @cuda.jit(device=True)
+    def write_bias_gradient(dP, P_s, D, row0, col0, Nq, Nk, dS):
+        """Store P (dP - D), the gradient of what was added to the score last, for the pairs that exist."""
+        ty, tx = cuda.threadIdx.x // TX, cuda.threadIdx.x % TX
+        for a in range(RY):
+            row = row0 + ty + a * TY
+            for c in range(CX):
+                j = col0 + tx + c * TX
+                if row < Nq and j < Nk:
+                    p = P_s[ty + a * TY, tx + c * TX]  # this thread's own element
+                    dS[row, j] = float32(0.0) if p < float32(0.0) else p * (dP[a, c] - D[row])
+
+    @cuda.jit(device=True)
+    def write_no_gradient(row0, col0, Nq, Nk, dS):
+        """Store 0 for the pairs of a tile that is not visited."""
+        ty, tx = cuda.threadIdx.x // TX, cuda.threadIdx.x % TX
+        for a in range(RY):
+            for c in range(CX):
+                if row0 + ty + a * TY < Nq and col0 + tx + c * TX < Nk:
+                    dS[row0 + ty + a * TY, col0 + tx + c * TX] = float32(0.0)
+
+    return as_module(apply, share_weights, share_gradient, write_bias_gradient, write_no_gradient)

@@ -1,17 +1,25 @@
-"""Rules on their way into a kernel: functions made callable from device code, arguments sent to the executor."""
+"""Rules on their way into a kernel: functions made callable from device code, arguments sent to the executor.
 
-from dataclasses import dataclass
+The options of a call become one mask rule and one score rule. Those that flash-attn has too are data of a single pair
+(`refimpl.standard`), so that all their combinations share one compiled kernel for each head dim and type; further rules
+are joined to that pair, and make another kernel.
+"""
+
 from functools import cache
 from typing import NamedTuple
 
+import numpy as np
+
 from flash_cuda.vocabulary import arguments, device
 from refimpl.frame import Frame
-from refimpl.heads import gather
 from refimpl.rule import Rule, and_, then, undecided
+from refimpl.standard import standard
+
+NAMES = "offsets", "mask_aux", "score_aux"  # under which the rules' arrays are counted
 
 
 class Functions(NamedTuple):
-    """What a kernel is made for: device functions, the same objects for the same rules."""
+    """What a kernel is made for: device functions, the same objects for the same rules; grad may be None."""
 
     mask: object
     tiles: object
@@ -19,56 +27,53 @@ class Functions(NamedTuple):
     grad: object
 
 
-NAMES = "offsets", "mask_aux", "score_aux"  # under which the rules' arrays are counted
-
-
-@dataclass(frozen=True)
-class Bound:
+class Bound(NamedTuple):
     """Rules bound to one call: the functions, and (offsets, mask aux, score aux) as kernel arguments."""
 
     functions: Functions
     arguments: tuple
-    score: Rule
 
 
-def everything(b, h, i, j):
-    """The mask of a call without masks."""
-    return True
+def bind(p, *, rules=(), causal=False, align="bottom_right", window=None, lengths_q=None, lengths_k=None, **options):
+    """Make rules of a call's options and send their arguments to the executor.
 
+    Parameters
+    ----------
+    p : launch.Problem
+    rules : Rule or sequence of Rule
+        Joined to the rest: masks by and, score rules applied last, in turn.
+    causal, align, window, lengths_q, lengths_k
+        As `refimpl.oracle.attention`.
+    **options
+        mask, softcap, alibi_slopes, bias, as `refimpl.standard.standard`; None is absent.
 
-def every_tile(b, h, i0, i1, j0, j1):
-    """Each tile is FULL."""
-    return 2
-
-
-def same(s, b, h, i, j):
-    """The score rule of a call without score rules."""
-    return s
-
-
-def one(s, b, h, i, j):
-    """Its derivative."""
-    return 1
-
-
-def no_derivative(s, b, h, i, j, *aux):
-    """Stands in for a score rule's missing derivative in a forward kernel, which never asks for it."""
-    return 0
-
-
-def bind(p, *, causal, align, mask, rules, lengths_q, lengths_k):
-    """Gather a call's options as rules and send their arguments to the executor of ``p`` (`launch.Problem`)."""
+    Raises
+    ------
+    ValueError, TypeError
+        One line that names the argument, from the rules.
+    """
+    rules = [rules] if isinstance(rules, Rule) else list(rules)
+    for rule in rules:
+        if not isinstance(rule, Rule):
+            raise TypeError(f"rules: expected Rule objects, got {rule!r}")
     frame = Frame(p.B, p.Hq, p.Nq, p.Nk, lengths_q, lengths_k, align)
-    lengths = not (lengths_q is None and lengths_k is None)
-    hidden, changes = gather(rules, causal=causal, mask=mask, lengths=lengths)
-    seen = and_(*hidden).at(frame) if hidden else Rule(everything, tiles=every_tile)
-    changed = then(*changes).at(frame) if changes else Rule(same, kind="score", grad=one)
-    functions = _functions(seen.fn, seen.tiles or undecided, changed.fn, changed.grad or no_derivative)
+    given = {name: value for name, value in options.items() if value is not None}
+    seen, changed = standard(causal=causal, window=window or (None, None), **given)
+    seen = and_(seen, *(rule for rule in rules if rule.kind == "mask")).at(frame)
+    changed = then(changed, *(rule for rule in rules if rule.kind == "score")).at(frame)
     sent = (frame.offsets,), seen.aux, changed.aux
     (offsets,), mask_aux, score_aux = (arguments(p.on, aux, name) for aux, name in zip(sent, NAMES, strict=True))
-    return Bound(functions, (offsets, mask_aux, score_aux), changed)
+    functions = _functions(seen.fn, seen.tiles or undecided, changed.fn, changed.grad)
+    return Bound(functions, (offsets, as_float32(mask_aux), as_float32(score_aux)))
 
 
 @cache
 def _functions(*functions):
-    return Functions(*(device(fn) for fn in functions))
+    return Functions(*(fn and device(fn) for fn in functions))
+
+
+def as_float32(aux):
+    """Numbers of a rule in the type a kernel computes in."""
+    if isinstance(aux, tuple):
+        return tuple(as_float32(part) for part in aux)
+    return np.float32(aux) if isinstance(aux, float) else aux

@@ -8,8 +8,8 @@ then has one line for any rule:
     kind = tiles(b, h, i0, i1, j0, j1, *mask_aux)
     s = score(s, b, h, i, j, *score_aux)
 
-with ``mask = device(rule.fn)`` from its closure and ``mask_aux`` among its arguments. The emulator runs the same text on
-single numbers, with the Python bodies below.
+with ``mask = device(rule.fn)`` from its closure and ``mask_aux`` among its arguments. The emulator runs the same text
+on single numbers, with the Python bodies below.
 """
 
 import math

@@ -9,8 +9,9 @@ is known before any tile is visited, from O alone. Then dS = P * (dP - D) with d
 **Changed from** the forward pass: every tile of S takes part in two sums, one along its rows (dQ) and one
 along its columns (dK, dV), and no loop order keeps both on chip. order="v1" has K and V outside and sends
 dQ round through HBM; order="v2" takes two passes, one for dK and dV and one for dQ, and computes S and dP
-twice instead. All query heads of a K/V head add to the same dK_j and dV_j. Causal and boolean masks are
-honoured by masking alone.
+twice instead. All query heads of a K/V head add to the same dK_j and dV_j. Masks are honoured by masking
+alone. Dropout's factor Z multiplies P and dP but not the P in dS: D already holds it, through O. A score
+rule multiplies dS by its derivative. A gradient that reaches lse comes back as P dlse, so it enters with D.
 
 **Traffic**: D costs one pass over O and dO, `fills_D`, to be added to either order. A visit loads Q_i,
 dO_i, lse_i and D_i; in v1 also dQ_acc, in fp32, with first and last visit as in step2_flash_v1. K/V tiles
@@ -34,28 +35,39 @@ from itertools import product
 
 import numpy as np
 
-from refimpl.heads import check, prepare
+from refimpl.heads import bias_gradient, check, prepare
 from refimpl.softmax import pivot, rowsum, weigh
 from refimpl.tiling import DEFAULT_TILE, spans
 
 
-def row_dots(O, dO, D, head):
-    """Write D = rowsum(dO * O) (Nq, 1) of one head."""
+def row_dots(O, dO, dlse, D, head):
+    """Write D = rowsum(dO * O) - dlse (Nq, 1) of one head."""
     for rows in spans(len(O), head.tile.Br):
         # load
         O_i = head.load("O", O[rows])
         dO_i = head.load("dO", dO[rows])
 
         # write
-        head.store("D", D[rows], rowsum(dO_i * O_i))
+        head.store("D", D[rows], rowsum(dO_i * O_i) - dlse[rows])
 
 
-def recompute(Q_i, K_j, V_j, dO_i, lse_i, D_i, seen, scale):
-    """Return P_ij and dS_ij, both 0 where hidden: a NaN behind the mask, or in the row, stays where it is."""
-    # scores, softmax
-    P_ij = np.where(seen, np.exp(scale * (Q_i @ K_j.T) - pivot(lse_i)), 0)
-    dP_ij = dO_i @ V_j.T
-    return P_ij, np.where(seen, P_ij * (dP_ij - D_i), 0)
+def recompute(Q_i, K_j, V_j, dO_i, lse_i, D_i, rows, cols, head, dbias=None):
+    """Return who sees what, Z_ij, P_ij and dS_ij, the gradient of scale q.k; add to dbias if there is one.
+
+    P and dS are 0 where hidden: a NaN behind the mask, or in the row, stays where it is. An empty row sees
+    nothing, whatever made it empty.
+    """
+    # scores
+    states = head.states(head.scale * (Q_i @ K_j.T), rows, cols)
+    S_ij = states[-1]
+    seen = head.visible(rows, cols) & (S_ij != -np.inf) & (lse_i != -np.inf)
+
+    # softmax
+    Z_ij = head.dropout(rows, cols)
+    P_ij = np.where(seen, np.exp(S_ij - pivot(lse_i)), 0)
+    dP_ij = np.where(Z_ij == 0, 0, Z_ij * (dO_i @ V_j.T))
+    dS_ij = np.where(seen, P_ij * (dP_ij - D_i), 0)
+    return seen, Z_ij, P_ij, head.unscore(states, dS_ij, rows, cols, dbias)
 
 
 def load_rows(Q, dO, lse, D, rows, head):
@@ -64,12 +76,7 @@ def load_rows(Q, dO, lse, D, rows, head):
     return (head.load(name, x[rows]) for name, x in named)
 
 
-def seen_by(lse_i, rows, cols, head):
-    """Return which row sees which key; an empty row sees none, whatever made it empty."""
-    return head.visible(rows, cols) & (lse_i != -np.inf)
-
-
-def keys_outer(Q, K, V, dO, lse, D, dQ, dK, dV, heads):
+def keys_outer(Q, K, V, dO, lse, D, dQ, dK, dV, dbias, heads):
     """Fill dQ (G, Nq, d), dK (Nk, d), dV (Nk, dv) of one K/V head and its G query heads, order v1."""
     tile, scale = heads[0].tile, heads[0].scale
     dQ_sum = heads[0].scratch(*Q.shape)
@@ -84,11 +91,10 @@ def keys_outer(Q, K, V, dO, lse, D, dQ, dK, dV, heads):
             dQ_acc = np.zeros_like(Q_i) if cols.start == 0 else head.load("dQ_acc", dQ_sum[g, rows])
 
             # scores, softmax
-            seen = seen_by(lse_i, rows, cols, head)
-            P_ij, dS_ij = recompute(Q_i, K_j, V_j, dO_i, lse_i, D_i, seen, scale)
+            seen, Z_ij, P_ij, dS_ij = recompute(Q_i, K_j, V_j, dO_i, lse_i, D_i, rows, cols, head, dbias)
 
             # accumulate
-            dV_j = dV_j + weigh(P_ij.T, dO_i, seen.T)
+            dV_j = dV_j + weigh(P_ij.T, dO_i, seen.T, Z_ij.T)
             dK_j = dK_j + weigh(dS_ij.T, Q_i, seen.T)
             dQ_acc = dQ_acc + weigh(dS_ij, K_j, seen)
 
@@ -103,7 +109,7 @@ def keys_outer(Q, K, V, dO, lse, D, dQ, dK, dV, heads):
         heads[0].store("dV", dV[cols], dV_j)
 
 
-def two_passes(Q, K, V, dO, lse, D, dQ, dK, dV, heads):
+def two_passes(Q, K, V, dO, lse, D, dQ, dK, dV, dbias, heads):
     """Fill dQ (G, Nq, d), dK (Nk, d), dV (Nk, dv) of one K/V head and its G query heads, order v2."""
     tile, scale = heads[0].tile, heads[0].scale
     for cols in spans(len(K), tile.Bc):
@@ -116,11 +122,10 @@ def two_passes(Q, K, V, dO, lse, D, dQ, dK, dV, heads):
             Q_i, dO_i, lse_i, D_i = load_rows(Q[g], dO[g], lse[g], D[g], rows, head)
 
             # scores, softmax
-            seen = seen_by(lse_i, rows, cols, head)
-            P_ij, dS_ij = recompute(Q_i, K_j, V_j, dO_i, lse_i, D_i, seen, scale)
+            seen, Z_ij, P_ij, dS_ij = recompute(Q_i, K_j, V_j, dO_i, lse_i, D_i, rows, cols, head, dbias)
 
             # accumulate
-            dV_j = dV_j + weigh(P_ij.T, dO_i, seen.T)
+            dV_j = dV_j + weigh(P_ij.T, dO_i, seen.T, Z_ij.T)
             dK_j = dK_j + weigh(dS_ij.T, Q_i, seen.T)
 
         # write
@@ -137,8 +142,7 @@ def two_passes(Q, K, V, dO, lse, D, dQ, dK, dV, heads):
             V_j = head.load("V", V[cols])
 
             # scores, softmax
-            seen = seen_by(lse_i, rows, cols, head)
-            P_ij, dS_ij = recompute(Q_i, K_j, V_j, dO_i, lse_i, D_i, seen, scale)
+            seen, _, _, dS_ij = recompute(Q_i, K_j, V_j, dO_i, lse_i, D_i, rows, cols, head)
 
             # accumulate
             dQ_acc = dQ_acc + weigh(dS_ij, K_j, seen)
@@ -148,6 +152,25 @@ def two_passes(Q, K, V, dO, lse, D, dQ, dK, dV, heads):
 
 
 ORDERS = {"v1": keys_outer, "v2": two_passes}
+
+
+def each_group(order, make_head, sequences, dbias):
+    """Run an order on every K/V head with its query heads.
+
+    `sequences` gives, for each batch entry, Q, K, V, O, lse, dO, dlse and dQ, dK, dV to fill, each with its heads
+    first and its rows second.
+    """
+    with np.errstate(all="ignore"):  # a NaN in an input must travel on in silence
+        for b, (Q, K, V, O, lse, dO, dlse, dQ, dK, dV) in enumerate(sequences):
+            size = len(Q) // len(K)
+            for k in range(len(K)):
+                group = slice(k * size, (k + 1) * size)
+                heads = [make_head(b, h) for h in range(len(Q))[group]]
+                D = heads[0].scratch(size, Q.shape[1], 1)
+                for head, *rows in zip(heads, O[group], dO[group], dlse[group, :, None], D, strict=True):
+                    row_dots(*rows, head)
+                rows = Q[group], K[k], V[k], dO[group], lse[group, :, None], D
+                ORDERS[order](*rows, dQ[group], dK[k], dV[k], dbias, heads)
 
 
 def attention_backward(
@@ -162,12 +185,18 @@ def attention_backward(
     causal=False,
     align="bottom_right",
     mask=None,
+    rules=(),
+    lengths_q=None,
+    lengths_k=None,
+    dropout=None,
+    dlse=None,
+    dbias=False,
     tile=DEFAULT_TILE,
     observe=None,
     dtype=np.float64,
     order="v2",
 ):
-    """Compute the gradients of sum(dO * O) with respect to Q, K and V.
+    """Compute the gradients of sum(dO * O) + sum(dlse * lse) with respect to Q, K and V.
 
     Parameters
     ----------
@@ -176,8 +205,12 @@ def attention_backward(
         What the forward pass returned for these arguments; lse in natural logarithm.
     dO : array_like (B, Hq, Nq, dv)
         Gradient of O.
-    scale, causal, align, mask, tile, observe, dtype
+    scale, causal, align, mask, rules, lengths_q, lengths_k, dropout, tile, observe, dtype
         As the forward pass, e.g. `step3_flash_v2.attention`. Loads and stores are observed, visits are not.
+    dlse : array_like (B, Hq, Nq), optional
+        Gradient of lse; none if left out.
+    dbias : bool
+        Whether to return the gradient of the rules' bias as well.
     order : "v1" or "v2"
         One pass with dQ going round through HBM, or two passes.
 
@@ -186,6 +219,8 @@ def attention_backward(
     dQ, dK, dV : ndarray
         Of the shapes of Q, K, V and the arithmetic type. 0 in a row that sees no key and in a key that is
         not seen.
+    dbias : ndarray
+        If asked for; of the shape of the bias, summed over the axes along which it was broadcast.
 
     Raises
     ------
@@ -194,19 +229,16 @@ def attention_backward(
     """
     if order not in ORDERS:
         raise ValueError(f'order must be "v1" or "v2", got {order!r}')
-    options = {"scale": scale, "causal": causal, "align": align, "mask": mask}
-    arrays = {"Q": Q, "K": K, "V": V, "O": O, "lse": lse, "dO": dO}
-    arrays, sizes = check(arrays, {"O": "B Hq Nq dv", "lse": "B Hq Nq", "dO": "B Hq Nq dv"})
-    make_head = prepare(sizes, **options, tile=tile, observe=observe, dtype=dtype)
-    Q, K, V, O, lse, dO = arrays.values()
-    dQ, dK, dV = (np.full(x.shape, np.nan, dtype) for x in (Q, K, V))
-    D = np.full((*lse.shape, 1), np.nan, dtype)
-    with np.errstate(all="ignore"):  # a NaN in an input must travel on in silence
-        for b, k in np.ndindex(*K.shape[:2]):
-            group = slice(k * (Q.shape[1] // K.shape[1]), (k + 1) * (Q.shape[1] // K.shape[1]))
-            heads = [make_head(b, h) for h in range(group.start, group.stop)]
-            for head in heads:
-                row_dots(O[b, head.h], dO[b, head.h], D[b, head.h], head)
-            rows = (x[b, group] for x in (dO, lse[..., None], D, dQ))
-            ORDERS[order](Q[b, group], K[b, k], V[b, k], *rows, dK[b, k], dV[b, k], heads)
-    return dQ, dK, dV
+    dlse = np.zeros(np.shape(lse)) if dlse is None else dlse
+    arrays = {"Q": Q, "K": K, "V": V, "O": O, "lse": lse, "dO": dO, "dlse": dlse}
+    like = {"O": "B Hq Nq dv", "lse": "B Hq Nq", "dO": "B Hq Nq dv", "dlse": "B Hq Nq"}
+    arrays, sizes = check(arrays, like)
+    make_head = prepare(
+        sizes, scale=scale, causal=causal, align=align, mask=mask, rules=rules, lengths_q=lengths_q,
+        lengths_k=lengths_k, dropout=dropout, tile=tile, observe=observe, dtype=dtype,
+    )  # fmt: skip
+    inputs = arrays.values()
+    gradients = [np.full(arrays[name].shape, np.nan, dtype) for name in "QKV"]
+    total, dbias = bias_gradient(make_head, dbias)
+    each_group(order, make_head, zip(*inputs, *gradients, strict=True), total)
+    return tuple(gradients) if dbias is None else (*gradients, dbias)

@@ -1,70 +1,18 @@
-"""The fixed part of every step: checks, the loop over heads, and the chip on which a head runs."""
+"""The fixed part of every step: checks, options turned into rules, and the loop over heads."""
 
 import math
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
-from refimpl import options
+from refimpl import masks, scores
+from refimpl.frame import Frame
+from refimpl.head import Head
+from refimpl.mask_tensor import boolean
 from refimpl.observe import Observer
-from refimpl.options import TileClass
+from refimpl.philox import Dropout
+from refimpl.rule import Rule, and_, stages, unchanged
 from refimpl.tiling import Tile
-
-
-@dataclass(frozen=True)
-class Head:
-    """What the core of a step needs besides the arrays of its head: a chip with an HBM beside it.
-
-    `load` and `store` are the only way between the two, so their sum is the *tile fills* ledger. It counts
-    neither the mask (one byte an element where a boolean mask is read) nor index arithmetic.
-    """
-
-    b: int
-    h: int
-    scale: float
-    tile: Tile
-    rules: tuple
-    dtype: type
-    observer: Observer
-
-    def load(self, name, block):
-        """Bring a block from HBM, converted to the arithmetic type."""
-        self.observer.load(name, block.size)
-        return block.astype(self.dtype)
-
-    def store(self, name, block, value):
-        """Write a value to its block of HBM."""
-        self.observer.store(name, block.size)
-        block[...] = value
-
-    def scratch(self, *shape):
-        """Allocate a work array in HBM, full of NaN: reading what was never written shows."""
-        return np.full(shape, np.nan, self.dtype)
-
-    def visible(self, rows, cols):
-        """Return which of the rows sees which of the keys, bool (rows, cols)."""
-        seen = np.ones((rows.stop - rows.start, cols.stop - cols.start), bool)
-        for rule in self.rules:
-            seen = seen & options.visible(rule, self.b, self.h, rows, cols)
-        return seen
-
-    def classify(self, rows, cols):
-        """Return the tile's class under all rules together."""
-        classes = {options.classify(rule, self.b, self.h, rows, cols) for rule in self.rules}
-        if TileClass.EMPTY in classes:
-            return TileClass.EMPTY
-        if TileClass.PARTIAL not in classes:
-            return TileClass.FULL
-        # Two rules may each leave something and have nothing in common.
-        alone = len(self.rules) == 1
-        return TileClass.PARTIAL if alone or self.visible(rows, cols).any() else TileClass.EMPTY
-
-    def visit(self, rows, cols, m, l, O_acc):
-        """Report the state after a tile; m and l are columns (rows, 1), or None."""
-        i, j = rows.start // self.tile.Br, cols.start // self.tile.Bc
-        m, l = (None if x is None else x[:, 0] for x in (m, l))
-        self.observer.visit(self.b, self.h, i, j, m, l, O_acc)
 
 
 def check(arrays, like=None):
@@ -114,7 +62,48 @@ def check(arrays, like=None):
     return arrays, sizes
 
 
-def prepare(sizes, *, scale, causal, align, mask, tile, observe, dtype):
+def gather(given, *, causal, mask, lengths, finite=False):
+    """Turn the options of a call into its masks and its score rules, in the order in which they apply.
+
+    Parameters
+    ----------
+    given : Rule or sequence of Rule
+        The caller's `rules`.
+    causal : bool
+    mask : array_like of bool or None
+    lengths : bool
+        Whether rows and keys past a length are to be hidden, by `masks.padding` unless a given rule does it.
+    finite : bool
+        Whether what a bias of -inf hides is wanted as a mask even where the score says so, being -inf itself.
+
+    Returns
+    -------
+    masks, scores : list of Rule
+        Chains of score rules taken apart.
+
+    Raises
+    ------
+    TypeError
+        given holds something else than rules, or mask is not boolean.
+    """
+    given = given if isinstance(given, (tuple, list)) else [given]
+    for rule in given:
+        if not isinstance(rule, Rule):
+            raise TypeError(f"rules must be Rule objects, got {rule!r}")
+    changes = [stage for rule in given if rule.kind == "score" for stage in stages(rule)]
+    hidden = [masks.causal()] if causal else []
+    hidden += [] if mask is None else [boolean(mask)]
+    hidden += [rule for rule in given if rule.kind == "mask"]
+    hidden += [masks.padding()] if lengths and not any(rule.pads for rule in hidden) else []
+    for n, rule in enumerate(changes):
+        # A rule that does more than add, a softcap say, would make a number of -inf again.
+        lost = any(later.grad is not unchanged for later in changes[n + 1 :])
+        if rule.bias is not None and np.isneginf(rule.bias).any() and (finite or lost):
+            hidden.append(scores.finite(rule.bias))
+    return hidden, changes
+
+
+def prepare(sizes, *, scale, causal, align, mask, rules, lengths_q, lengths_k, dropout, tile, observe, dtype):
     """Check the options and return a function (b, h) -> Head.
 
     Parameters
@@ -123,10 +112,13 @@ def prepare(sizes, *, scale, causal, align, mask, tile, observe, dtype):
         From `check`.
     scale : float or None
         Factor of q.k, of any sign; None is 1/sqrt(d).
-    causal, align
-        As `options.causal`.
-    mask : ndarray of bool or None
+    causal : bool
+    align, lengths_q, lengths_k
+        As `frame.Frame`.
+    mask : array_like of bool or None
         True = attend; broadcast to (B, Hq, Nq, Nk).
+    rules : Rule or sequence of Rule
+    dropout : Dropout or None
     tile : Tile
     observe : Observer or None
     dtype : np.float64 or np.float32
@@ -135,35 +127,52 @@ def prepare(sizes, *, scale, causal, align, mask, tile, observe, dtype):
     Raises
     ------
     TypeError
-        mask is not boolean; scale is not a number; tile, observe or dtype is of another type.
+        mask is not boolean; scale is not a number; rules, dropout, tile, observe or dtype is of another type.
     ValueError
-        scale is not finite, align is unknown, or mask cannot be broadcast.
+        scale is not finite, align is unknown, lengths do not fit, or an option's array cannot be broadcast.
     """
-    B, Hq, Nq, Nk = (sizes[n] for n in ("B", "Hq", "Nq", "Nk"))
     try:
         scale = 1 / math.sqrt(sizes["d"]) if scale is None else float(scale)
     except (TypeError, ValueError):
         raise TypeError(f"scale must be a number or None, got {scale!r}") from None
     if not math.isfinite(scale):
         raise ValueError(f"scale must be finite, got {scale}")
-    if not isinstance(tile, Tile):
-        raise TypeError(f"tile must be a Tile(Br, Bc), got {tile!r}")
-    if observe is not None and not isinstance(observe, Observer):
-        raise TypeError(f"observe must be an Observer or None, got {observe!r}")
+    for name, x, kind, wanted in (
+        ("tile", tile, Tile, "a Tile(Br, Bc)"),
+        ("observe", observe, Observer | None, "an Observer or None"),
+        ("dropout", dropout, Dropout | None, "a Dropout or None"),
+    ):
+        if not isinstance(x, kind):
+            raise TypeError(f"{name} must be {wanted}, got {x!r}")
     if dtype not in (np.float64, np.float32):
         raise TypeError(f"dtype must be float64 or float32, got {dtype!r}")
-    options.row_offset(Nq, Nk, align)  # refuses an unknown alignment, causal or not
-    rules = [options.causal(Nq, Nk, align)] if causal else []
-    if mask is not None:
-        mask = np.asarray(mask)
-        try:
-            mask = np.broadcast_to(mask, (B, Hq, Nq, Nk))
-        except ValueError:
-            raise ValueError(f"mask must broadcast to {(B, Hq, Nq, Nk)}, got shape {mask.shape}") from None
-        rules.append(options.boolean(mask, align))
-    observer = Observer() if observe is None else observe
-    dtype = np.dtype(dtype).type
-    return partial(Head, scale=scale, tile=tile, rules=tuple(rules), dtype=dtype, observer=observer)
+    frame = Frame(*(sizes[n] for n in ("B", "Hq", "Nq", "Nk")), lengths_q, lengths_k, align)
+    lengths = not (lengths_q is None and lengths_k is None)
+    # As a mask, a bias of -inf also keeps a NaN in the key's value out of the products.
+    hidden, changes = gather(rules, causal=causal, mask=mask, lengths=lengths, finite=True)
+    return partial(
+        Head,
+        scale=scale,
+        tile=tile,
+        mask=and_(*hidden).at(frame) if hidden else None,
+        scores=tuple(rule.at(frame) for rule in changes),
+        drop=dropout and dropout.at(frame),
+        dtype=np.dtype(dtype).type,
+        observer=Observer() if observe is None else observe,
+    )
+
+
+def each_head(one_head, make_head, sequences):
+    """Run a step's core on every query head.
+
+    `sequences` gives, for each batch entry, Q, K, V, and O and lse to fill, each with its heads first and its
+    rows second.
+    """
+    with np.errstate(all="ignore"):  # log 0 = -inf is wanted, and NaN in an input must travel on in silence
+        for b, (Q, K, V, O, lse) in enumerate(sequences):
+            for h in range(len(Q)):
+                k = h // (len(Q) // len(K))
+                one_head(Q[h], K[k], V[k], O[h], lse[h, :, None], make_head(b, h))
 
 
 def run(one_head, Q, K, V, **given):
@@ -192,14 +201,26 @@ def run(one_head, Q, K, V, **given):
     """
     arrays, sizes = check({"Q": Q, "K": K, "V": V})
     make_head = prepare(sizes, **given)
-    Q, K, V = arrays.values()
-    B, Hq, Nq, _ = Q.shape
-    group = Hq // sizes["Hk"]
+    B, Hq, Nq, dv = (sizes[n] for n in ("B", "Hq", "Nq", "dv"))
     # NaN to begin with, so that a row the core forgets cannot look like an answer.
-    O = np.full((B, Hq, Nq, sizes["dv"]), np.nan, given["dtype"])
+    O = np.full((B, Hq, Nq, dv), np.nan, given["dtype"])
     lse = np.full((B, Hq, Nq), np.nan, given["dtype"])
-    with np.errstate(all="ignore"):  # log 0 = -inf is wanted, and NaN in an input must travel on in silence
-        for b, h in np.ndindex(B, Hq):
-            k = h // group
-            one_head(Q[b, h], K[b, k], V[b, k], O[b, h], lse[b, h, :, None], make_head(b, h))
+    each_head(one_head, make_head, zip(*arrays.values(), O, lse, strict=True))
     return O, lse
+
+
+def bias_gradient(make_head, wanted):
+    """Return zeros to sum up the gradient of the call's bias in: with four axes, and the same in its own shape.
+
+    Raises
+    ------
+    ValueError
+        It is wanted, and the rules hold no bias or more than one.
+    """
+    if not wanted:
+        return None, None
+    given = [rule.bias for rule in make_head.keywords["scores"] if rule.bias is not None]
+    if len(given) != 1:
+        raise ValueError(f"dbias must be False unless the rules hold one bias, they hold {len(given)}")
+    dbias = np.zeros(given[0].shape, make_head.keywords["dtype"])
+    return dbias.reshape((1,) * (4 - dbias.ndim) + dbias.shape), dbias

@@ -106,9 +106,9 @@ def attention_backward(Q, K, V, dO, *, dlse=None, threads=None, bias=None, **opt
     lock = threading.Lock()  # several rows add to one dK, dV, dbias
 
     def work(b, h, at):
-        c = _Chunk(p, b, h, np.arange(p.Nq)[at])
+        c = _Chunk(p, b, h, np.arange(p.Nq)[at], gradients=True)
         dO_i = dO[b, h, at]
-        dP = dO_i @ c.V.T * c.dropped
+        dP = np.where(np.equal(c.dropped, 0), 0.0, dO_i @ c.V.T * c.dropped)  # V behind a dropped weight may be NaN
         D = (dO_i * c.O).sum(axis=1, keepdims=True)
         # d lse_i / d s_ij = p_ij, so a gradient of lse enters beside D.
         dS = np.where(c.seen, c.P * (dP - D + dlse[b, h, at][:, None]), 0.0)
@@ -149,6 +149,7 @@ class _Problem:
         if self.Hk < 1 or self.Hq < 1 or self.Hq % self.Hk:
             raise ValueError(f"Q: expected a positive multiple of K's {self.Hk} heads, got {self.Hq}")
         self.group = self.Hq // self.Hk
+        self.finite = all(np.isfinite(x).all() for x in (self.Q, self.K, self.V))
         self.scale = 1.0 / math.sqrt(self.d) if scale is None else _number("scale", scale)
         if align not in ("bottom_right", "top_left"):
             raise ValueError(f'align: expected "bottom_right" or "top_left", got {align!r}')
@@ -206,7 +207,7 @@ class _Chunk:
     dropout; slope (r, c) or a number, the derivative of the softcap; O (r, dv); lse (r,); cols, a slice of the keys.
     """
 
-    def __init__(self, p, b, h, rows):
+    def __init__(self, p, b, h, rows, gradients=False):
         i = rows + p.offset[b]  # positions, aligned to the keys
         first = 0 if p.left is None or not len(i) else max(0, int(i.min()) - p.left)
         end = int(p.lengths_k[b])
@@ -216,7 +217,7 @@ class _Chunk:
         j = np.arange(self.cols.start, self.cols.stop)
         self.Q, self.K, self.V = p.Q[b, h, rows], p.K[b, h // p.group, self.cols], p.V[b, h // p.group, self.cols]
 
-        S = (p.scale * self.Q) @ self.K.T
+        S = np.matmul(p.scale * self.Q, self.K.T, out=_scratch(len(i), len(j)))
         self.slope = 1.0
         if p.softcap is not None:
             t = np.tanh(S / p.softcap)
@@ -229,8 +230,8 @@ class _Chunk:
         if hidden is not None:
             S[hidden] = -np.inf  # whatever was there, NaN included
         m = S.max(axis=1, keepdims=True, initial=-np.inf)
-        all_finite = np.isfinite(self.V).all() and np.isfinite(self.K).all() and np.isfinite(self.Q).all()
-        self._seen = None if hidden is None and all_finite and p.bias is None else ~np.isneginf(S)
+        # Who sees what matters to gradients, and to products with something that is not finite.
+        self.seen = None if p.finite and not gradients else ~np.isneginf(S)
         # A row without keys has m = -inf; any finite pivot gives it weights exp(-inf) = 0.
         S -= np.where(np.isneginf(m), 0.0, m)
         P = np.exp(S, out=S)
@@ -238,18 +239,13 @@ class _Chunk:
         some = l != 0
         self._weights, self._sums = P, np.where(some, l, 1.0)
         self.dropped = 1.0
-        weights, seen = P, self._seen
+        weights, seen = P, self.seen
         if p.keep is not None:
             kept = p.part(p.keep, b, h, rows, self.cols)
             self.dropped = np.where(kept, 0.0 if p.dropout_p == 1 else 1.0 / (1.0 - p.dropout_p), 0.0)
             weights, seen = P * self.dropped, kept if seen is None else seen & kept
-        self.O = _weigh(weights, self.V, seen) / self._sums
+        self.O = (weights @ self.V if p.finite else _weigh(weights, self.V, seen)) / self._sums
         self.lse = np.where(some, m + np.log(self._sums), -np.inf)[:, 0]
-
-    @property
-    def seen(self):
-        """(r, c): which keys each row sees."""
-        return np.ones(self._weights.shape, bool) if self._seen is None else self._seen
 
     @property
     def P(self):
@@ -273,6 +269,22 @@ class _Chunk:
         for test in tests:
             hidden |= test
         return hidden
+
+
+class _Own(threading.local):
+    """What a thread keeps for itself."""
+
+    buffer = np.empty(0)
+
+
+_own = _Own()
+
+
+def _scratch(rows, cols):
+    """(rows, cols) of float64 that this thread uses again and again: fresh pages cost more than a pass over them."""
+    if _own.buffer.size < rows * cols:
+        _own.buffer = np.empty(rows * cols)
+    return _own.buffer[: rows * cols].reshape(rows, cols)
 
 
 def _weigh(W, X, seen):

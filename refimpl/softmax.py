@@ -59,8 +59,10 @@ def merge(a, b):
     State
         m = max(a.m, b.m); l and O are the sums of both, each rescaled by exp(its m - m), which is at most 1.
 
-    Source ------ Milakov and Gimelshein 2018, "Online normalizer calculation for softmax", section 3.1,
-    equation 4, where it joins (m, l); Dao et al. 2022, "FlashAttention", section 3.1, where O goes along.
+    Source
+    ------
+    Milakov and Gimelshein 2018, "Online normalizer calculation for softmax", section 3.1, equation 4, where it
+    joins (m, l); Dao et al. 2022, "FlashAttention", section 3.1, where O goes along.
     """
     m = np.maximum(a.m, b.m)
     with np.errstate(over="ignore", invalid="ignore"):  # maxima further apart than a float reaches: weight 0
@@ -85,8 +87,8 @@ def finish(state):
         return np.where(l == 0, 0, O_acc / l), m + np.log(l)
 
 
-def weigh(P, V, seen):
-    """Return P V, summed over the keys that a row sees.
+def weigh(P, V, seen, Z=1.0):
+    """Return (Z * P) V, summed over the keys that a row sees.
 
     A weight of 0 does not hide a value: 0 x NaN is NaN. So the keys whose V is not finite are left out of the
     product and added row by row, to those rows alone that see them.
@@ -99,15 +101,18 @@ def weigh(P, V, seen):
         Values, NaN and inf allowed.
     seen : ndarray of bool (n, k), or True
         Which row sees which key.
+    Z : ndarray, broadcast to (n, k)
+        Factors of dropout; a key of factor 0 counts as not seen.
 
     Returns
     -------
     ndarray (n, dv)
     """
+    P = Z * P
     wild = ~np.isfinite(V).all(axis=1)
     if not wild.any():
         return P @ V
-    seen = np.broadcast_to(seen, P.shape)
+    seen = np.broadcast_to(seen & (Z != 0), P.shape)
     out = P @ np.where(wild[:, None], 0, V)
     for k in np.flatnonzero(wild):
         out = out + np.where(seen[:, k, None], P[:, k, None] * V[k], 0)

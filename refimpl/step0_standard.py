@@ -37,7 +37,7 @@ def one_head(Q, K, V, O, lse, head):
 
             # scores: a hidden key scores -inf, whatever K holds there
             seen = head.visible(rows, cols)
-            S_ij = np.where(seen, head.scale * (Q_i @ K_j.T), -np.inf)
+            S_ij = np.where(seen, head.score(head.scale * (Q_i @ K_j.T), rows, cols), -np.inf)
 
             # write
             head.store("S", S[rows, cols], S_ij)
@@ -63,7 +63,7 @@ def one_head(Q, K, V, O, lse, head):
             V_j = head.load("V", V[cols])
 
             # accumulate
-            O_acc = O_acc + weigh(P_ij, V_j, head.visible(rows, cols))
+            O_acc = O_acc + weigh(P_ij, V_j, head.visible(rows, cols), head.dropout(rows, cols))
             head.visit(rows, cols, None, None, O_acc)
 
         # write
@@ -79,6 +79,10 @@ def attention(
     causal=False,
     align="bottom_right",
     mask=None,
+    rules=(),
+    lengths_q=None,
+    lengths_k=None,
+    dropout=None,
     tile=DEFAULT_TILE,
     observe=None,
     dtype=np.float64,
@@ -95,6 +99,12 @@ def attention(
         Row r sees key j iff j <= r + Nk - Nq (align="bottom_right") or j <= r (align="top_left").
     mask : array_like of bool, broadcast to (B, Hq, Nq, Nk), optional
         True = attend.
+    rules : Rule or sequence of Rule
+        Further options, from `refimpl.options` or your own; score rules apply in their order, then all masks.
+    lengths_q, lengths_k : array_like of int (B,), optional
+        Rows and keys in use of each batch entry; bottom_right counts from these.
+    dropout : philox.Dropout, optional
+        Of the weights; lse knows nothing of it.
     tile : Tile
         Br query rows by Bc keys.
     observe : Observer, optional
@@ -114,5 +124,7 @@ def attention(
     TypeError, ValueError
         An argument does not fit; the message names it and what was expected (`heads.check`, `heads.prepare`).
     """
-    options = {"scale": scale, "causal": causal, "align": align, "mask": mask}
-    return run(one_head, Q, K, V, **options, tile=tile, observe=observe, dtype=dtype)
+    return run(
+        one_head, Q, K, V, scale=scale, causal=causal, align=align, mask=mask, rules=rules, lengths_q=lengths_q,
+        lengths_k=lengths_k, dropout=dropout, tile=tile, observe=observe, dtype=dtype,
+    )  # fmt: skip

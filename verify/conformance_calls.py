@@ -39,6 +39,8 @@ def _backward(kernel, Q, K, V, O, lse, dO, options, on):
     """Gradients by the file's names, in fp64 or fp32."""
     if kernel.name == "oracle":
         gradients = import_module(kernel.module).attention_backward(Q, K, V, dO, **options)
+    elif kernel.runs == "cuda":
+        gradients = import_module("flash_cuda.backward").attention_backward(Q, K, V, O, lse, dO, **options, **on)
     else:
         # Step 2 goes with the v1 order of loops, the others with v2.
         order = "v1" if "v1" in kernel.name else "v2"

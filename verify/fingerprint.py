@@ -11,7 +11,8 @@ import inspect
 from functools import cache
 from importlib import import_module
 
-PARTS = ("tile_ops", "elements")  # what the bodies of steps 0 - 4 are built from
+PARTS = ("tile_ops", "elements")  # what every body is built from
+RULES = ("rule_ops", "vocabulary")  # and what those with rules have besides
 
 
 @cache
@@ -25,7 +26,7 @@ def fingerprint(kernel):
     """
     launch = import_module("flash_cuda.launch")
     digest = hashlib.sha256(repr((launch.TILES, launch.THREADS)).encode())
-    for stem in (kernel, *PARTS):
+    for stem in (kernel, *PARTS, *(RULES if kernel == "general" else ())):
         digest.update(code_alone(inspect.getsource(import_module(f"flash_cuda.{stem}"))).encode())
     return digest.hexdigest()[:12]
 

@@ -121,6 +121,15 @@ _LADDER = (
 )
 KERNELS: dict[str, Kernel] = {kernel.name: kernel for kernel in _LADDER}
 
+# Kernels off the ladder: more options, the same tiling.
+BRANCHES: dict[str, Kernel] = {
+    "general": Kernel(
+        "general", "18.7", "every option, as rules; gradients", "flash_cuda.general",
+        options=_DENSE | {"mask", "bias", "window", "softcap", "alibi", "backward"},
+    ),
+}  # fmt: skip
+CUDA = KERNELS | BRANCHES
+
 # The oracle computes in fp64 whatever comes in. The NumPy steps compute in fp32 unless the inputs are fp64.
 _ANY = frozenset({"causal", "top_left", "gqa", "strides", "mask", "backward"})
 _MORE = frozenset({"bias", "window", "softcap", "alibi", "dropout", "varlen"})
@@ -137,4 +146,4 @@ REFERENCES: dict[str, Kernel] = {
         for stem, kernel in KERNELS.items()
     },
 }  # fmt: skip
-ALL: dict[str, Kernel] = KERNELS | REFERENCES
+ALL: dict[str, Kernel] = CUDA | REFERENCES

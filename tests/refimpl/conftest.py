@@ -1,9 +1,13 @@
 """Shared by the tests of `refimpl`: steps as fixtures, random problems, comparison that NaN cannot pass."""
 
 import importlib
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # helpers_options, for this folder's tests
 
 STEPS = ("step0_standard", "step1_fused", "step2_flash_v1", "step3_flash_v2", "step4_causal")
 

@@ -6,7 +6,20 @@ import numpy as np
 import pytest
 
 from refimpl import options
-from refimpl.options import Rule, TileClass, boolean, causal, classify, scored, visible
+from refimpl.options import (
+    Frame,
+    Rule,
+    TileClass,
+    and_,
+    boolean,
+    causal,
+    classify,
+    scored,
+    slope,
+    then,
+    visible,
+    window,
+)
 from refimpl.tiling import spans
 
 SIZES = [(1, 1), (5, 5), (5, 9), (9, 5), (16, 16), (17, 23), (23, 17), (1, 8), (8, 1)]
@@ -59,7 +72,7 @@ def test_boolean_classes(Nq, Nk, align):
     mask = np.broadcast_to(rng.random((2, 1, Nq, Nk)) < 0.5, (2, 3, Nq, Nk)).copy()
     mask[1, 2, : Nq // 2] = False
     mask[0, 1, :, Nk // 2 :] = True
-    rule = boolean(mask, align)
+    rule = boolean(mask).at(Frame(2, 3, Nq, Nk, align=align))
     met = set()
     for b, h, rows, cols in product(range(2), range(3), spans(Nq, 4), spans(Nk, 3)):
         assert np.array_equal(visible(rule, b, h, rows, cols), mask[b, h, rows, cols])
@@ -72,10 +85,10 @@ def test_boolean_classes(Nq, Nk, align):
 def test_a_rule_of_ones_own():
     """A window, in the vocabulary, with its numbers as aux: positions are aligned to the keys."""
 
-    def window(b, h, i, j, left, right):
+    def near(b, h, i, j, left, right):
         return (i - j <= left) & (j - i <= right)
 
-    rule = Rule(window, aux=(1, 0), offset=2)
+    rule = Rule(near, aux=(1, 0)).at(Frame(1, 1, 2, 4))
     seen = visible(rule, 0, 0, slice(0, 2), slice(0, 4))
     assert np.array_equal(seen, [[0, 1, 1, 0], [0, 0, 1, 1]])
     assert classify(rule, 0, 0, slice(0, 2), slice(0, 1)) is TileClass.EMPTY
@@ -98,7 +111,7 @@ def test_score_rule_and_its_derivative():
     def grad(s, b, h, i, j, cap, slopes):
         return 1 - options.tanh(s / cap) ** 2
 
-    rule = Rule(fn, kind="score", grad=grad, aux=(3.0, np.array([0.5, 0.25])), offset=1)
+    rule = Rule(fn, kind="score", grad=grad, aux=(3.0, np.array([0.5, 0.25])), offset=np.array([1]))
     S = np.random.default_rng(0).normal(0, 4, (2, 3))
     rows, cols = slice(4, 6), slice(2, 5)
     got = scored(rule, S, 0, 1, rows, cols)
@@ -106,8 +119,8 @@ def test_score_rule_and_its_derivative():
     assert np.abs(got - want).max() <= 1e-15
     assert scored(rule, S.astype(np.float32), 0, 1, rows, cols).dtype == np.float32
     h = 1e-5
-    slope = (scored(rule, S + h, 0, 1, rows, cols) - scored(rule, S - h, 0, 1, rows, cols)) / (2 * h)
-    assert np.abs(rule.grad(S, 0, 1, 0, 0, *rule.aux) - slope).max() <= 1e-9
+    steepness = (scored(rule, S + h, 0, 1, rows, cols) - scored(rule, S - h, 0, 1, rows, cols)) / (2 * h)
+    assert np.abs(slope(rule, S, 0, 1, rows, cols) - steepness).max() <= 1e-9
 
 
 def test_vocabulary():
@@ -120,9 +133,31 @@ def test_vocabulary():
     assert options.real(x).dtype == np.float64
 
 
+@pytest.mark.parametrize("some", [False, True])
+def test_tile_class(some):
+    """0, 1, 2 also where NumPy would add two booleans to one."""
+    assert options.tile_class(some, False) == int(some)
+    assert options.tile_class(np.bool_(True), np.bool_(True)) == TileClass.FULL
+    assert options.tile_class(np.bool_(some), np.bool_(False)) == int(some)
+
+
+def test_binding():
+    """A rule keeps no trace of a call; a frame knows where the rows of each batch entry stand."""
+    rule = boolean(np.ones((1, 1, 3, 1), bool))
+    bound = rule.at(Frame(2, 1, 3, 7, [3, 2], [7, 1]))
+    assert callable(rule.aux)
+    assert bound.aux[0].shape == (2, 1, 3, 7)
+    assert np.array_equal(bound.offset, [4, -1])
+    assert np.array_equal(Frame(2, 1, 3, 7, align="top_left").offsets, [0, 0])
+    assert np.array_equal(Frame(0, 1, 3, 7).offsets, [])
+
+
 def number(b, h, i, j):
     """Not a mask: gives integers."""
     return i + j
+
+
+HERE = slice(0, 2)
 
 
 @pytest.mark.parametrize(
@@ -130,15 +165,24 @@ def number(b, h, i, j):
     [
         (lambda: Rule(3), TypeError, "fn"),
         (lambda: Rule(number, tiles=3), TypeError, "tiles"),
+        (lambda: Rule(number, aux=[3]), TypeError, "aux"),
         (lambda: Rule(number, kind="bias"), ValueError, "kind"),
         (lambda: Rule(number, grad=number), ValueError, "grad"),
+        (lambda: Rule(number, bias=np.ones(3)), ValueError, "bias"),
         (lambda: Rule(number, kind="score", tiles=number), ValueError, "tiles"),
         (lambda: causal(3, 3, "centre"), ValueError, "align"),
+        (lambda: Frame(1, 1, 2, 2, align="centre"), ValueError, "align"),
         (lambda: boolean(np.ones((1, 1, 2, 2))), TypeError, "mask"),
-        (lambda: boolean(np.ones((2, 2), bool)), ValueError, "mask"),
-        (lambda: visible(Rule(number), 0, 0, slice(0, 2), slice(0, 2)), TypeError, "number"),
-        (lambda: visible(Rule(number, kind="score"), 0, 0, slice(0, 2), slice(0, 2)), TypeError, "rule"),
-        (lambda: scored(causal(2, 2), np.ones((2, 2)), 0, 0, slice(0, 2), slice(0, 2)), TypeError, "rule"),
+        (lambda: visible(Rule(number), 0, 0, HERE, HERE), TypeError, "number"),
+        (lambda: visible(Rule(number, kind="score"), 0, 0, HERE, HERE), TypeError, "rule must be a mask"),
+        (lambda: visible(boolean(np.ones(2, bool)), 0, 0, HERE, HERE), TypeError, "rule must be bound"),
+        (lambda: classify(Rule(number, kind="score"), 0, 0, HERE, HERE), TypeError, "rule must be a mask"),
+        (lambda: scored(causal(2, 2), np.ones((2, 2)), 0, 0, HERE, HERE), TypeError, "rule must be a score"),
+        (lambda: slope(Rule(number, kind="score"), np.ones((2, 2)), 0, 0, HERE, HERE), TypeError, "grad"),
+        (lambda: and_(), ValueError, "at least one mask rule"),
+        (lambda: and_(causal(), Rule(number, kind="score")), TypeError, "must be mask rules"),
+        (lambda: then(window(1, 0)), TypeError, "must be score rules"),
+        (lambda: then(3), TypeError, "must be score rules"),
     ],
 )
 def test_refuses(call, kind, says):

@@ -11,7 +11,7 @@ from verify import conformance, executors, options, suite_file
 from verify.misuse import pick
 from verify.pool import each
 from verify.progress import bar
-from verify.registry import ALL, KERNELS
+from verify.registry import ALL, CUDA
 
 LIMIT = 300.0
 
@@ -58,8 +58,8 @@ def run(args) -> int:
 
 def dtypes_of(name) -> tuple[str, ...]:
     """Storage types in which a subject is judged: NumPy ones by their arithmetic, kernels by what they store."""
-    if name in KERNELS:
-        return KERNELS[name].dtypes
+    if name in CUDA:
+        return CUDA[name].dtypes
     if name == conformance.COMPARISON or name == "oracle":
         return ("fp64",)
     return ("fp64", "fp32")
@@ -90,7 +90,7 @@ def _print(outcomes, suite, executor):
     reasons = {}
     for outcome in outcomes:
         if outcome.verdict == "refused":
-            group = "kernels" if outcome.kernel in KERNELS else outcome.kernel.split(".")[0]
+            group = "kernels" if outcome.kernel in CUDA else outcome.kernel.split(".")[0]
             reasons.setdefault((group, outcome.reason), {})[outcome.case] = None
     for (group, reason), cases in reasons.items():
         console.print(f"refused  {group}: {reason} ({', '.join(cases)})", markup=False)

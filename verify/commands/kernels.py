@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from verify import document, report, summary
-from verify.registry import ALL, KERNELS
+from verify.registry import ALL, CUDA
 
 
 def add_arguments(parser):
@@ -30,7 +30,7 @@ def run(args) -> int:
         table.add_column(name, no_wrap=name not in ("idea", "takes"))
     before = summary.recorded(record)
     for kernel in ALL.values():
-        dims = f"{kernel.d_min} - {kernel.d_max}" if kernel.name in KERNELS else "any"
+        dims = f"{kernel.d_min} - {kernel.d_max}" if kernel.name in CUDA else "any"
         cc = f"sm_{kernel.min_cc[0]}{kernel.min_cc[1]}" if kernel.runs == "cuda" else "none"
         row = [kernel.name, kernel.chapter, kernel.idea, ", ".join(kernel.dtypes), dims]
         row += [", ".join(sorted(kernel.options)), cc]
