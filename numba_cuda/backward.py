@@ -36,7 +36,7 @@ THREADS = (8, 8)  # no more rows of threads than the smallest tile has rows
 
 
 @cache
-def make_kernels(Br, Bc, D, TY, TX, rules, with_bias=False):
+def make_kernels(Br, Bc, D, TY, TX, rules, dropping=False, with_bias=False):
     """The kernels for D, dQ and dK with dV; grids (B * Hq * Tr), (B * Hq * Tr), (B * Hk * Tc)."""
     tile = tile_ops(Br, Bc, D, TY, TX)
     grad = gradient_ops(Br, Bc, D, TY, TX)
@@ -61,7 +61,7 @@ def make_kernels(Br, Bc, D, TY, TX, rules, with_bias=False):
         # write: D_i = rowsum(dO O) - dlse, Br elements
         grad.write_row_sums(sum_s, dlse[b, h], D_hbm[b, h], i * Br)
 
-    def backward_dq(Q, K, V, dO, lse, D_hbm, dQ, dS_hbm, scale, offsets, mask_aux, score_aux):
+    def backward_dq(Q, K, V, dO, lse, D_hbm, dQ, dS_hbm, scale, offsets, mask_aux, score_aux, drop_aux):
         Q_s = cuda.shared.array((Br, D_pad), float32)
         dO_s = cuda.shared.array((Br, D_pad), float32)
         K_s = cuda.shared.array((Bc, D_pad), float32)
@@ -102,6 +102,8 @@ def make_kernels(Br, Bc, D, TY, TX, rules, with_bias=False):
 
                 # gradient of the scores
                 tile.scores(dO_s, V_s, float32(1.0), s)
+                if dropping:
+                    rule.drop_products(s, P_s, b, h, i * Br, j * Bc, drop_aux)
                 rule.share_gradient(s, slope, P_s, D_hbm[b, h], i * Br, Nq, dS_s)
                 if with_bias:
                     rule.write_bias_gradient(s, P_s, D_hbm[b, h], i * Br, j * Bc, Nq, Nk, dS_hbm[b, h])
@@ -116,7 +118,7 @@ def make_kernels(Br, Bc, D, TY, TX, rules, with_bias=False):
         # write: dQ_i, Br x d elements, once
         grad.write_rows(dQ_acc, scale, dQ[b, h], i * Br)
 
-    def backward_dkv(Q, K, V, dO, lse, D_hbm, dK, dV, scale, offsets, mask_aux, score_aux):
+    def backward_dkv(Q, K, V, dO, lse, D_hbm, dK, dV, scale, offsets, mask_aux, score_aux, drop_aux):
         Q_s = cuda.shared.array((Br, D_pad), float32)
         dO_s = cuda.shared.array((Br, D_pad), float32)
         K_s = cuda.shared.array((Bc, D_pad), float32)
@@ -160,7 +162,11 @@ def make_kernels(Br, Bc, D, TY, TX, rules, with_bias=False):
 
                     # gradient of the scores
                     tile.scores(dO_s, V_s, float32(1.0), s)
+                    if dropping:
+                        rule.drop_products(s, P_s, b, h, i * Br, j * Bc, drop_aux)
                     rule.share_gradient(s, slope, P_s, D_hbm[b, h], i * Br, Nq, dS_s)
+                    if dropping:  # only now: dS takes the whole weight, dV the dropped one
+                        rule.drop(P_s, b, h, i * Br, j * Bc, drop_aux, float32(0.0))
                     cuda.syncthreads()  # P_ij and dS_ij are whole
 
                     # accumulate
@@ -236,7 +242,7 @@ def attention_backward(
     D = p.empty("D", *rows)
     dQ, dK, dV = (p.on.empty(n, x.shape, x.dtype) for n, x in (("dQ", Q), ("dK", K), ("dV", V)))
     dS = p.empty("dS", *((*rows, p.Nk) if bias is not None else (0, 0, 0, 0)))
-    of_rows, of_q, of_kv = make_kernels(*p.constants, bound.functions, with_bias=bias is not None)
+    of_rows, of_q, of_kv = make_kernels(*p.constants, bound.functions, bound.dropping, with_bias=bias is not None)
     p.launch(of_rows, p.B * p.Hq * p.Tr, d_O, d_dO, d_dlse, D)
     p.launch(of_q, p.B * p.Hq * p.Tr, p.Q, p.K, p.V, d_dO, d_lse, D, dQ, dS, p.scale, *bound.arguments)
     p.launch(of_kv, p.B * p.Hk * cdiv(p.Nk, p.tile.Bc), p.Q, p.K, p.V, d_dO, d_lse, D, dK, dV, p.scale,

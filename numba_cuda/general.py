@@ -20,6 +20,7 @@ from functools import cache
 from numba import cuda
 from numba.cuda.types import float32
 
+from flash_cuda.elements import MASKED
 from flash_cuda.launch import TILES, prepare
 from flash_cuda.rule_ops import rule_ops
 from flash_cuda.rules import bind
@@ -32,7 +33,7 @@ RULE_TILES = TILES | {16: Tile(64, 32), 32: Tile(64, 32)}
 
 
 @cache
-def make_kernel(Br, Bc, D, TY, TX, rules, tracing=False):
+def make_kernel(Br, Bc, D, TY, TX, rules, dropping=False, tracing=False):
     """The kernel for one tile shape and one pair of rules; grid (B * Hq * Tr), TY * TX threads."""
     tile = tile_ops(Br, Bc, D, TY, TX)
     rule = rule_ops(Br, Bc, TY, TX, rules.mask, rules.score, rules.grad)
@@ -40,7 +41,7 @@ def make_kernel(Br, Bc, D, TY, TX, rules, tracing=False):
     RY, CX, VX = Br // TY, Bc // TX, D // TX
     D_pad, Bc_pad = D + 1, Bc + 1
 
-    def general(Q, K, V, O, lse, scale, offsets, mask_aux, score_aux, trace):
+    def general(Q, K, V, O, lse, scale, offsets, mask_aux, score_aux, drop_aux, trace):
         Q_s = cuda.shared.array((Br, D_pad), float32)
         KV_s = cuda.shared.array((Bc, D_pad), float32)
         P_s = cuda.shared.array((Br, Bc_pad), float32)
@@ -82,6 +83,8 @@ def make_kernel(Br, Bc, D, TY, TX, rules, tracing=False):
                 cuda.syncthreads()  # the partial maxima are there, and K_j has been read
                 tile.update_max(max_s, m, alpha)
                 tile.share_exp(s, m, P_s, sum_s)
+                if dropping:  # after the sums: dropout does not touch the softmax
+                    rule.drop(P_s, b, h, i * Br, j * Bc, drop_aux, float32(MASKED))
                 tile.load(KV_s, V[b, h_k], j * Bc, 0)  # load: V_j, Bc x dv elements, into K_j's place
                 cuda.syncthreads()  # P_ij, its partial sums and V_j are whole
 
@@ -108,7 +111,7 @@ def attention(
     ----------
     Q, K, V, scale, causal, align, tile, threads, on, trace
         As `flash_cuda.launch.prepare`.
-    mask, bias, window, softcap, alibi_slopes, lengths_q, lengths_k, rules
+    mask, bias, window, softcap, alibi_slopes, lengths_q, lengths_k, dropout, rules
         As `flash_cuda.rules.bind`: NumPy arrays and numbers.
 
     Returns
@@ -123,6 +126,6 @@ def attention(
     """
     p = prepare(Q, K, V, scale, causal, align, tile, threads, on, trace, RULE_TILES)
     bound = bind(p, causal=causal, align=align, **options)
-    kernel = make_kernel(*p.constants, bound.functions._replace(grad=None), tracing=p.tracing)
+    kernel = make_kernel(*p.constants, bound.functions._replace(grad=None), bound.dropping, p.tracing)
     p.launch(kernel, p.B * p.Hq * p.Tr, p.Q, p.K, p.V, p.O, p.lse, p.scale, *bound.arguments, p.trace)
     return p.results()

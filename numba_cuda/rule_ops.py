@@ -11,6 +11,13 @@ from numba.cuda.types import float32
 
 from flash_cuda.elements import MASKED, exp2
 from flash_cuda.tile_ops import as_module
+from flash_cuda.vocabulary import device
+from refimpl.philox import kept as is_drawn
+
+
+def is_kept(b, h, row, col, key0, key1, threshold, keep):
+    """Whether dropout keeps a weight: as a mask says that was given, or else as drawn."""
+    return keep[b, h, row, col] if keep.size else is_drawn(b, h, row, col, key0, key1, threshold)
 
 
 def rule_ops(Br, Bc, TY, TX, mask_fn, score_fn, grad_fn):
@@ -24,6 +31,7 @@ def rule_ops(Br, Bc, TY, TX, mask_fn, score_fn, grad_fn):
         seen(b, h, i, j, *aux), score(s, b, h, i, j, *aux) and its derivative; None for a forward kernel.
     """
     RY, CX = Br // TY, Bc // TX
+    kept_fn = device(is_kept)
     grad_fn = grad_fn or score_fn  # a forward kernel has none, and never asks
     NEG_INF, LOG2E = -math.inf, math.log2(math.e)
 
@@ -60,6 +68,28 @@ def rule_ops(Br, Bc, TY, TX, mask_fn, score_fn, grad_fn):
                 P_s[ty + a * TY, tx + c * TX] = p
 
     @cuda.jit(device=True)
+    def drop(P_s, b, h, row0, col0, drop_aux, gone):
+        """P / (1 - p) where dropout keeps the weight, else ``gone``; hidden pairs stay MASKED."""
+        ty, tx = cuda.threadIdx.x // TX, cuda.threadIdx.x % TX
+        for a in range(RY):
+            for c in range(CX):
+                r, k = ty + a * TY, tx + c * TX  # this thread's own element: no barrier needed
+                if not P_s[r, k] < float32(0.0):
+                    kept = kept_fn(b, h, row0 + r, col0 + k, *drop_aux[1:])
+                    P_s[r, k] = P_s[r, k] * drop_aux[0] if kept else gone
+
+    @cuda.jit(device=True)
+    def drop_products(dP, P_s, b, h, row0, col0, drop_aux):
+        """dP likewise, with 0 where the weight is dropped: what the gradient of a weight is after dropout."""
+        ty, tx = cuda.threadIdx.x // TX, cuda.threadIdx.x % TX
+        for a in range(RY):
+            for c in range(CX):
+                r, k = ty + a * TY, tx + c * TX
+                if not P_s[r, k] < float32(0.0):
+                    kept = kept_fn(b, h, row0 + r, col0 + k, *drop_aux[1:])
+                    dP[a, c] = dP[a, c] * drop_aux[0] if kept else float32(0.0)
+
+    @cuda.jit(device=True)
     def share_gradient(dP, slope, P_s, D, row0, Nq, dS_s):
         """dS = P (dP - D) slope, the gradient of the scaled product; 0 where the key is hidden."""
         ty, tx = cuda.threadIdx.x // TX, cuda.threadIdx.x % TX
@@ -93,4 +123,4 @@ def rule_ops(Br, Bc, TY, TX, mask_fn, score_fn, grad_fn):
                 if row0 + ty + a * TY < Nq and col0 + tx + c * TX < Nk:
                     dS[row0 + ty + a * TY, col0 + tx + c * TX] = float32(0.0)
 
-    return as_module(apply, share_weights, share_gradient, write_bias_gradient, write_no_gradient)
+    return as_module(apply, share_weights, drop, drop_products, share_gradient, write_bias_gradient, write_no_gradient)

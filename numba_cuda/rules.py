@@ -12,10 +12,11 @@ import numpy as np
 
 from flash_cuda.vocabulary import arguments, device
 from refimpl.frame import Frame
+from refimpl.philox import Dropout
 from refimpl.rule import Rule, and_, then, undecided
 from refimpl.standard import standard
 
-NAMES = "offsets", "mask_aux", "score_aux"  # under which the rules' arrays are counted
+NAMES = "offsets", "mask_aux", "score_aux", "drop_aux"  # under which the rules' arrays are counted
 
 
 class Functions(NamedTuple):
@@ -28,13 +29,17 @@ class Functions(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """Rules bound to one call: the functions, and (offsets, mask aux, score aux) as kernel arguments."""
+    """Rules bound to one call: the functions, and (offsets, mask aux, score aux, drop aux) as kernel arguments."""
 
     functions: Functions
     arguments: tuple
+    dropping: bool  # a kernel of its own: drawing costs registers that others need
 
 
-def bind(p, *, rules=(), causal=False, align="bottom_right", window=None, lengths_q=None, lengths_k=None, **options):
+def bind(
+    p, *, rules=(), causal=False, align="bottom_right", window=None, lengths_q=None, lengths_k=None, dropout=None,
+    **options,
+):  # fmt: skip
     """Make rules of a call's options and send their arguments to the executor.
 
     Parameters
@@ -44,6 +49,7 @@ def bind(p, *, rules=(), causal=False, align="bottom_right", window=None, length
         Joined to the rest: masks by and, score rules applied last, in turn.
     causal, align, window, lengths_q, lengths_k
         As `refimpl.oracle.attention`.
+    dropout : refimpl.philox.Dropout, optional
     **options
         mask, softcap, alibi_slopes, bias, as `refimpl.standard.standard`; None is absent.
 
@@ -61,10 +67,20 @@ def bind(p, *, rules=(), causal=False, align="bottom_right", window=None, length
     seen, changed = standard(causal=causal, window=window or (None, None), **given)
     seen = and_(seen, *(rule for rule in rules if rule.kind == "mask")).at(frame)
     changed = then(changed, *(rule for rule in rules if rule.kind == "score")).at(frame)
-    sent = (frame.offsets,), seen.aux, changed.aux
-    (offsets,), mask_aux, score_aux = (arguments(p.on, aux, name) for aux, name in zip(sent, NAMES, strict=True))
+    if not isinstance(dropout, Dropout | None):
+        raise TypeError(f"dropout: expected a Dropout or None, got {dropout!r}")
+    sent = (frame.offsets,), seen.aux, changed.aux, _drop_aux(dropout, frame)
+    (offsets,), *rest = (arguments(p.on, aux, name) for aux, name in zip(sent, NAMES, strict=True))
     functions = _functions(seen.fn, seen.tiles or undecided, changed.fn, changed.grad)
-    return Bound(functions, (offsets, as_float32(mask_aux), as_float32(score_aux)))
+    return Bound(functions, (offsets, *(as_float32(aux) for aux in rest)), dropout is not None)
+
+
+def _drop_aux(dropout, frame):
+    """(factor, key0, key1, threshold, keep): keep empty where it is drawn."""
+    if dropout is None:
+        return 1.0, 0, 0, 0, np.empty((0,) * 4, bool)
+    keep = dropout.at(frame).keep
+    return dropout.scale, *dropout.arguments, np.empty((0,) * 4, bool) if keep is None else keep
 
 
 @cache
