@@ -1,0 +1,96 @@
+"""The README's table of steps, written from the registry and the newest records: no number in it is typed."""
+
+import re
+import sys
+from pathlib import Path
+
+from figures import records
+from verify import document, summary
+from verify.registry import KERNELS
+
+README = Path(__file__).resolve().parents[1] / "README.md"
+BLOCK = re.compile(r"(<!-- steps:begin[^>]*-->\n)(.*?)(<!-- steps:end -->)", re.S)
+DTYPES = ("fp32", "fp16", "bf16")
+# The size at which times are quoted, if it was measured.
+QUOTED = {"Nq": 4096, "Nk": 4096, "d": 64}
+
+
+def table(folder: Path = document.RECORDS) -> str:
+    """Return the table as Markdown, with a line on where its numbers are from.
+
+    Parameters
+    ----------
+    folder : Path
+        Of records.
+    """
+    run = document.newest_gpu(folder)
+    verified, points = summary.recorded(run), quoted(records.times(folder))
+    rows = [
+        "| step | chapter | idea | verified | time | time, causal |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, kernel in KERNELS.items():
+        link = f"`{name}` ([NumPy](refimpl/{name}.py), [kernel](numba_cuda/{name}.py))"
+        cells = [link, kernel.chapter, kernel.idea, _verified(verified, name)]
+        cells += [_rate(points.get((name, causal))) for causal in (False, True)]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(["", *rows, "", *_legend(run, points), ""])
+
+
+def quoted(points: list) -> dict:
+    """The fp16 points at the quoted size, by (kernel, causal)."""
+    return {(p.kernel, p.causal): p for p in points if p.dtype == "fp16" and p.has(**QUOTED)}
+
+
+def _verified(verified: dict, name: str) -> str:
+    """What the record says of a kernel, by storage type."""
+    found = {dtype: verified[name, dtype] for dtype in DTYPES if (name, dtype) in verified}
+    said = "; ".join(f"{dtype} {text.removesuffix(' stale')}" for dtype, text in found.items())
+    old = " (stale)" if any(text.endswith(" stale") for text in found.values()) else ""
+    return said + old or "no record"
+
+
+def _rate(point) -> str:
+    """Median time and rate."""
+    if point is None:
+        return "no record"
+    return f"{point.median_ms:.2f} ms, {point.tflops:.1f} TFLOP/s{' (stale)' if point.stale else ''}"
+
+
+def _legend(run: dict | None, points: dict) -> list[str]:
+    """What the columns mean, and on what they were measured."""
+    lines = []
+    if run:
+        where = f"{run['device']}, {run['made'][:10]}"
+        lines.append(f"Verified: cases passed of cases run on {where}, and the worst error over its bound.")
+    else:
+        lines.append(
+            "Verified: no GPU run has been recorded yet; `make verify` shows what the emulator says."
+        )
+    if points:
+        p = next(iter(points.values()))
+        s = p.size
+        lines.append(
+            f"Times: median on {p.device}, fp16, {s['B']} × {s['Hq']} heads, N = {s['Nq']}, d = {s['d']}; "
+            "operations counted as 4 B H N² d, half of it when causal. Stale: the kernel was changed since."
+        )
+    return lines
+
+
+def update(check: bool = False, readme: Path = README) -> int:
+    """Write the table into the README, or with `check` say whether it is there already.
+
+    Returns
+    -------
+    int
+        0, or 1 if `check` found it out of step.
+    """
+    text = readme.read_text()
+    fresh = BLOCK.sub(lambda match: match[1] + table() + match[3], text)
+    if check:
+        if fresh != text:
+            print("figures: the README's table is out of step; run `make figures`", file=sys.stderr)
+        return int(fresh != text)
+    readme.write_text(fresh)
+    print(readme)
+    return 0
