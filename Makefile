@@ -6,13 +6,12 @@ SHELL := /bin/bash
 VENV  ?= .venv
 BIN   := $(VENV)/bin
 
-# The first interpreter that numba has wheels for. A name on PATH may be a stub, so each is run.
-PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3.14 python3 python; do \
-    "$$p" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null \
-    && { echo "$$p"; break; }; done)
+# Interpreters that numba has wheels for. A name on PATH may be a stub, so each is run.
+PYTHONS := $(or $(PYTHON),python3.13 python3.12 python3.11 python3.14 python3 python)
+FITS    := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
 
 # The CUDA major version that the NVIDIA driver serves; empty without a driver. WSL2 keeps nvidia-smi off PATH.
-DRIVER := $(shell PATH="$$PATH:/usr/lib/wsl/lib" nvidia-smi 2>/dev/null | sed -nE 's/.*CUDA Version: *([0-9]+).*/\1/p' | head -n 1)
+DRIVER := $(shell PATH="$$PATH:/usr/lib/wsl/lib" nvidia-smi 2>/dev/null | sed -nE 's/.*CUDA [A-Za-z ]*Version: *([0-9]+).*/\1/p' | head -n 1)
 CUDA   ?= $(if $(DRIVER),$(if $(filter 12,$(DRIVER)),cu12,$(if $(filter 1 2 3 4 5 6 7 8 9 10 11,$(DRIVER)),none,cu13)),none)
 
 comma := ,
@@ -58,12 +57,12 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
-	@test -n "$(PYTHON)" || { echo "flashproof needs Python 3.11 to 3.14, and found none on PATH" \
-	    "($$(python3 --version 2>&1 || true)): install one, or say make PYTHON=/path/to/python3.12"; exit 1; }
-	@"$(PYTHON)" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' || \
-	    { echo "flashproof needs Python 3.11 to 3.14, and $(PYTHON) is $$("$(PYTHON)" --version 2>&1)"; exit 1; }
-	@"$(PYTHON)" -m venv $(VENV) || { rm -rf $(VENV); \
-	    echo "$(PYTHON) could not make a virtual environment (Debian, Ubuntu: install python3-venv)"; exit 1; }
+	@for p in $(PYTHONS); do "$$p" -c '$(FITS)' 2>/dev/null && { python="$$p"; break; }; done; \
+	test -n "$$python" || { found=$$(for p in $(PYTHONS); do "$$p" --version; done 2>/dev/null | sort -u | paste -sd,); \
+	    echo "flashproof needs Python 3.11 to 3.14 and found $${found:-none}:" \
+	    "install one, or say make PYTHON=/path/to/python3.12"; exit 1; }; \
+	"$$python" -m venv $(VENV) || { rm -rf $(VENV); \
+	    echo "$$python could not make a virtual environment (Debian, Ubuntu: install python3-venv)"; exit 1; }
 
 $(BASE): pyproject.toml | $(BIN)/python
 	@echo "installing flashproof$(GPU) into $(VENV)"

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -96,6 +97,25 @@ def test_makefile_names_real_extras():
         assert set(asked[1].split(",")) <= extras
 
 
+@pytest.mark.parametrize(
+    ("serves", "verify_extras", "test_extras"),
+    [
+        ("12.4", "[cu12]", "[test,cu12,notebooks]"),
+        ("13.0", "[cu13]", "[dev,notebooks]"),
+        ("11.4", "", "[dev,notebooks]"),
+        (None, "", "[dev,notebooks]"),
+    ],
+)
+def test_makefile_asks_the_driver(tmp_path, serves, verify_extras, test_extras):
+    """CUDA packages by what the driver serves; one that is too old for a GPU run, or none, still verifies."""
+    says = f"| NVIDIA-SMI 1.2  Driver Version: 1.2  CUDA Version: {serves} |" if serves else "no driver"
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{says}'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    env = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    assert f'-e ".{verify_extras}"' in run("make", "-n", "verify", "VENV=absent", env=env).stdout
+    assert f'-e ".{test_extras}"' in run("make", "-n", "test", "VENV=absent", env=env).stdout
+
+
 def test_makefile_refuses_an_old_python(tmp_path):
     """An interpreter that is too old: one line that says what is needed and what was found."""
     old = tmp_path / "python3.8"
@@ -111,7 +131,13 @@ def test_makefile_refuses_an_old_python(tmp_path):
 def test_wheel_works_elsewhere(tmp_path):
     """The wheel, unpacked away from the repository, brings its data and runs `verify doctor`."""
     pip = [sys.executable, "-m", "pip", "--quiet"]
-    done = run(*pip, "wheel", "--no-deps", "--wheel-dir", tmp_path, ROOT)
+    # From a copy, as setuptools leaves its build folder in the source and would find old files there.
+    source = tmp_path / "source"
+    for name in ("refimpl", "numba_cuda", "verify", "figures"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "out"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source / name)
+    done = run(*pip, "wheel", "--no-deps", "--wheel-dir", tmp_path, source)
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("flashproof-*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
@@ -124,7 +150,8 @@ def test_wheel_works_elsewhere(tmp_path):
     assert done.returncode == 0, done.stderr
     # A path entry comes ahead of site-packages, and so of this repository's editable install.
     env = {**os.environ, "PYTHONPATH": str(site)}
-    probe = "import json, verify, figures, flash_cuda as f; print(json.dumps([verify.__file__, *f.__path__]))"
+    modules = "verify", "refimpl.oracle", "flash_cuda.launch", "figures"
+    probe = f"import json, sys, {', '.join(modules)}; print(json.dumps([sys.modules[m].__file__ for m in {modules}]))"
     done = run(sys.executable, "-c", probe, cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr
     assert all(Path(place).is_relative_to(site) for place in json.loads(done.stdout))

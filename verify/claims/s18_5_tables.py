@@ -52,7 +52,7 @@ def v2_peak():
     paraphrase="Eight configurations take v2 0.14 to 10.32 ms on an A100.",
     stated={name(r): r[5] for r in FORWARD}, unit="ms", verdict="wrong", severity=3,
     right="B=2, N=8192, H=32, d=128 in 4.18 ms means 526 TFLOP/s (peak: 312), or 263 if the mask is causal, "
-    "above the 230 that the section calls v2's best. B=8, N=4096 implies 322 without a mask; the 40-head "
+    "above the 230 that the section calls v2's best. B=8, N=4096 implies 321 without a mask; the 40-head "
     "rows only 25 to 33.",
     source=A100.source,
 )

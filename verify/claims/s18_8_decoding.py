@@ -86,7 +86,7 @@ def steps_128k():
     paraphrase="1000 blocks of one step take about the time of one step: a speedup of about 1000.",
     stated=1000, unit="x", tol=0.1, verdict="wrong", severity=3,
     right="All blocks share HBM: 65.5 MB for one head take 32 us however they are split. A single block "
-    "that reads at an SM's 64 bytes a clock needs 727 us, so that about 23 is the limit. The post reports "
+    "that reads at an SM's 64 bytes a clock needs 726 us, so that about 23 is the limit. The post reports "
     "up to 50 for the attention (against a slower single block) and 8 end to end.",
     source=POST,
 )
