@@ -36,14 +36,9 @@ THREADS = (8, 8)  # no more rows of threads than the smallest tile has rows
 
 
 @cache
-def make_kernels(Br, Bc, D, TY, TX, rules, dropping=False, with_bias=False):
-    """The kernels for D, dQ and dK with dV; grids (B * Hq * Tr), (B * Hq * Tr), (B * Hk * Tc)."""
-    tile = tile_ops(Br, Bc, D, TY, TX)
+def make_rows_kernel(Br, Bc, D, TY, TX):
+    """The kernel for D = rowsum(dO O) - dlse; grid (B * Hq * Tr)."""
     grad = gradient_ops(Br, Bc, D, TY, TX)
-    rule = rule_ops(Br, Bc, TY, TX, rules.mask, rules.score, rules.grad)
-    classify = rules.tiles
-    RY, CX, CY, VX = Br // TY, Bc // TX, Bc // TY, D // TX
-    D_pad, Bc_pad = D + 1, Bc + 1
 
     def backward_rows(O, dO, dlse, D_hbm):
         sum_s = cuda.shared.array((Br, TX), float32)
@@ -60,6 +55,19 @@ def make_kernels(Br, Bc, D, TY, TX, rules, dropping=False, with_bias=False):
 
         # write: D_i = rowsum(dO O) - dlse, Br elements
         grad.write_row_sums(sum_s, dlse[b, h], D_hbm[b, h], i * Br)
+
+    return backward_rows
+
+
+@cache
+def make_dq_kernel(Br, Bc, D, TY, TX, rules, dropping=False, with_bias=False):
+    """The kernel for dQ, and dS for the bias's gradient; grid (B * Hq * Tr)."""
+    tile = tile_ops(Br, Bc, D, TY, TX)
+    grad = gradient_ops(Br, Bc, D, TY, TX)
+    rule = rule_ops(Br, Bc, TY, TX, rules.mask, rules.score, rules.grad)
+    classify = rules.tiles
+    RY, CX, VX = Br // TY, Bc // TX, D // TX
+    D_pad, Bc_pad = D + 1, Bc + 1
 
     def backward_dq(Q, K, V, dO, lse, D_hbm, dQ, dS_hbm, scale, offsets, mask_aux, score_aux, drop_aux):
         Q_s = cuda.shared.array((Br, D_pad), float32)
@@ -117,6 +125,19 @@ def make_kernels(Br, Bc, D, TY, TX, rules, dropping=False, with_bias=False):
 
         # write: dQ_i, Br x d elements, once
         grad.write_rows(dQ_acc, scale, dQ[b, h], i * Br)
+
+    return backward_dq
+
+
+@cache
+def make_dkv_kernel(Br, Bc, D, TY, TX, rules, dropping=False):
+    """The kernel for dK and dV; grid (B * Hk * Tc)."""
+    tile = tile_ops(Br, Bc, D, TY, TX)
+    grad = gradient_ops(Br, Bc, D, TY, TX)
+    rule = rule_ops(Br, Bc, TY, TX, rules.mask, rules.score, rules.grad)
+    classify = rules.tiles
+    RY, CX, CY, VX = Br // TY, Bc // TX, Bc // TY, D // TX
+    D_pad, Bc_pad = D + 1, Bc + 1
 
     def backward_dkv(Q, K, V, dO, lse, D_hbm, dK, dV, scale, offsets, mask_aux, score_aux, drop_aux):
         Q_s = cuda.shared.array((Br, D_pad), float32)
@@ -178,7 +199,7 @@ def make_kernels(Br, Bc, D, TY, TX, rules, dropping=False, with_bias=False):
         grad.write_columns(dK_acc, scale, dK[b, h_k], j * Bc)
         grad.write_columns(dV_acc, float32(1.0), dV[b, h_k], j * Bc)
 
-    return backward_rows, backward_dq, backward_dkv
+    return backward_dkv
 
 
 def backward_dbias(dS, dbias):
@@ -242,11 +263,12 @@ def attention_backward(
     D = p.empty("D", *rows)
     dQ, dK, dV = (p.on.empty(n, x.shape, x.dtype) for n, x in (("dQ", Q), ("dK", K), ("dV", V)))
     dS = p.empty("dS", *((*rows, p.Nk) if bias is not None else (0, 0, 0, 0)))
-    of_rows, of_q, of_kv = make_kernels(*p.constants, bound.functions, bound.dropping, with_bias=bias is not None)
-    p.launch(of_rows, p.B * p.Hq * p.Tr, d_O, d_dO, d_dlse, D)
-    p.launch(of_q, p.B * p.Hq * p.Tr, p.Q, p.K, p.V, d_dO, d_lse, D, dQ, dS, p.scale, *bound.arguments)
-    p.launch(of_kv, p.B * p.Hk * cdiv(p.Nk, p.tile.Bc), p.Q, p.K, p.V, d_dO, d_lse, D, dK, dV, p.scale,
-             *bound.arguments)  # fmt: skip
+    made = *p.constants, bound.functions, bound.dropping
+    p.launch(make_rows_kernel(*p.constants), p.B * p.Hq * p.Tr, d_O, d_dO, d_dlse, D)
+    inputs = p.Q, p.K, p.V, d_dO, d_lse, D
+    of_q, of_kv = make_dq_kernel(*made, with_bias=bias is not None), make_dkv_kernel(*made)
+    p.launch(of_q, p.B * p.Hq * p.Tr, *inputs, dQ, dS, p.scale, *bound.arguments)
+    p.launch(of_kv, p.B * p.Hk * cdiv(p.Nk, p.tile.Bc), *inputs, dK, dV, p.scale, *bound.arguments)
     dbias = None
     if bias is not None:
         full = p.empty("dbias", *((1,) * (4 - np.ndim(bias)) + np.shape(bias)))

@@ -117,9 +117,6 @@ def flash_attn_qkvpacked_func(
     """
     kind = kind_of("qkv", qkv)
     check.array(kind, "qkv", qkv, "B N three H d", {"three": 3})
-    check.head_dim("qkv", qkv.shape[4])
-    if not qkv.shape[3]:
-        raise ValueError(f"qkv: expected at least one head, got shape {tuple(qkv.shape)}")
     return flash_attn_func(
         *(qkv[:, :, n] for n in range(3)), dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
         deterministic, return_attn_probs, **extras,

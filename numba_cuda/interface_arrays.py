@@ -122,10 +122,6 @@ class Torch(NumPy):
         padded[self.index(at)] = x.detach()
         return padded
 
-    def assign(self, x, at, value):
-        with self.torch.no_grad():
-            x[at] = value
-
     def device(self):
         if self.host:
             return contextlib.nullcontext()

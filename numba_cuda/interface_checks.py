@@ -11,7 +11,8 @@ from flash_cuda.launch import THREADS, TILES, head_room
 from refimpl.philox import Dropout
 from refimpl.tiling import Tile
 
-NOT_SUPPORTED = "not supported yet"
+HEADS = 1, 2**31 - 1
+LIMITS = {"d": (1, max(TILES)), "dv": (1, max(TILES)), "H": HEADS, "Hk": HEADS}  # of axes; others may be 0
 
 
 def flag(name, x):
@@ -93,8 +94,11 @@ def array(kind, name, x, axes, sizes, dtypes=None):
     if len(shape) != len(names):
         raise ValueError(f"{name}: expected shape {want}, got {shape}")
     for axis, n in zip(names, shape, strict=True):
-        if int(sizes.get(axis, n)) != n:
+        if sizes.get(axis, n) != n:
             raise ValueError(f"{name}: expected shape {want} with {axis} = {sizes[axis]}, got {shape}")
+        low, high = LIMITS.get(axis, (0, n))
+        if not low <= n <= high:
+            raise ValueError(f"{name}: expected shape {want} with {axis} in {low} ... {high}, got {shape}")
     allowed = dtypes or [face for face, _ in STORAGE.values()]
     if kind.dtype(x) not in allowed:
         names_of = ", ".join(str(dtype) for dtype in allowed)
@@ -115,17 +119,9 @@ def qkv(kind, arrays, sizes=None):
     dtype = None
     for name, (x, axes) in arrays.items():
         dtype = array(kind, name, x, axes, sizes, None if dtype is None else [dtype])
-    head_dim("q", sizes["d"])
-    head_dim(list(arrays)[2], sizes["dv"])
-    if sizes["Hk"] < 1 or sizes["H"] < 1 or sizes["H"] % sizes["Hk"]:
+    if sizes["H"] % sizes["Hk"]:
         raise ValueError(f"q: expected a positive multiple of the {sizes['Hk']} heads of k and v, got {sizes['H']}")
     return sizes
-
-
-def head_dim(name, d):
-    """What a kernel has room for."""
-    if not 1 <= d <= max(TILES):
-        raise ValueError(f"{name}: expected a head dim in 1 ... {max(TILES)}, got {d}")
 
 
 def alibi_slopes(x, B, H):
@@ -171,7 +167,7 @@ def refuse(**given):
     """Features that are not there yet, by name."""
     for name, x in given.items():
         if x is not None:
-            raise ValueError(f"{name}: {NOT_SUPPORTED}, expected None")
+            raise ValueError(f"{name}: not supported yet, expected None")
 
 
 def extras(on, tile, threads, explain):

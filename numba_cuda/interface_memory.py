@@ -93,10 +93,6 @@ class NumPy:
     def take(self, x, at):
         return x[self.index(at)]
 
-    def assign(self, x, at, value):
-        """x[at] = value, in place."""
-        x[at] = value
-
     def device(self):
         """A context in which the arrays' device is the current one."""
         return contextlib.nullcontext()

@@ -35,8 +35,9 @@ class Packed:
         B, N = self.call.sizes["B"], self.call.sizes[axis]
         return self.kind.pad(x, at, B * N).reshape((B, N, *x.shape[1:]))
 
-    def packed(self, x, at):
-        """(B, N, ...) -> (rows, ...)."""
+    def packed(self, x, at, *axes):
+        """(B, N, ...) -> (rows, ...); ``axes`` bring x into that order first."""
+        x = self.kind.contiguous(x, *axes)
         return self.kind.take(x.reshape((x.shape[0] * x.shape[1], *x.shape[2:])), at)
 
     def padded_qkv(self, q, k, v):
@@ -49,8 +50,8 @@ class Packed:
     def forward(self, q, k, v):
         """(out (rows, H, dv), softmax_lse (H, rows)), and S_dmask (B, H, Nq, Nk) if asked for."""
         out, lse, *weights = self.call.forward(*self.padded_qkv(q, k, v))
-        lse = self.kind.permuted(self.packed(self.kind.contiguous(lse, 0, 2, 1), self.at_q), 1, 0)
-        return self.packed(out, self.at_q), self.kind.contiguous(lse), *weights
+        lse = self.kind.contiguous(self.packed(lse, self.at_q, 0, 2, 1), 1, 0)
+        return self.packed(out, self.at_q), lse, *weights
 
     def backward(self, dout, q, k, v, out, lse, dlse=None):
         """(dq, dk, dv), packed."""
@@ -229,7 +230,7 @@ def flash_attn_with_kvcache(
     call.executor()  # both refuse what cannot run, before the cache is changed
     for cache, x in ((k_cache, k), (v_cache, v)) if new else ():
         for b in range(B):
-            kind.assign(cache, (int(entries[b]), slice(int(before[b]), int(lengths[b]))), x[b])
+            cache[int(entries[b]), int(before[b]) : int(lengths[b])] = x[b]
     keys, values = (
         (x if cache_batch_idx is None else kind.take(x, entries))[:, :longest] for x in (k_cache, v_cache)
     )
