@@ -1,391 +1,399 @@
-"""The truth: attention and its gradients in fp64, by the formula, with no tiling and nothing of ours imported.
+"""The fp64 truth: attention and its gradients by definition, untiled, sharing no code with what it judges.
 
-Everything else in this project is judged by this file, so it shares no code with what it judges. Each option is
-restated here as a formula on index arrays. Query rows are worked through in chunks, each against all the keys it can
-see at once: memory grows with N, not N^2, and no running maximum or rescaling exists that could be wrong.
+    s_ij  = scale q_i . k_j, then softcap c tanh(s / c), then + bias - slope |i - j|
+    p_ij  = exp(s_ij) / sum_j exp(s_ij), over the visible keys
+    O_i   = sum_j p_ij v_j,    lse_i = log sum_j exp(s_ij)
 
-    s_ij = scale q_i . k_j,  then softcap: c tanh(s / c),  then + bias - slope |i - j|,  then masks
-    O_i  = sum_j p_ij v_j,   p_ij = exp(s_ij - lse_i),     lse_i = log sum_j exp(s_ij)
+Each option is restated here as a formula on index arrays. Query rows come in chunks, each with all its keys:
+memory grows with N, not N^2, and there is no running maximum and no rescaling that could be wrong.
 
-Source: Vaswani et al., "Attention Is All You Need" (2017), section 3.2.1; gradients as in Dao et al.,
-"FlashAttention" (2022), appendix B.2; ALiBi: Press et al. (2022), section 3; softcap: Gemma 2 report (2024), section 2.
+Source: Vaswani et al. 2017, section 3.2.1; gradients: Dao et al. 2022 (FlashAttention), appendix B.2; ALiBi:
+Press et al. 2022, section 3; softcap: Gemma 2 report 2024, section 2.
 """
 
-import contextlib
 import math
 import os
-import threading
+from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
+from threading import Lock, local
 
 import numpy as np
 
-CHUNK_BYTES = 8 << 20  # of one thread's score matrix: small enough for a cache, large enough for the products
+try:
+    from threadpoolctl import threadpool_limits
+except ImportError:  # then BLAS shares each product among its threads, and we start none
+    threadpool_limits = None
+
+CHUNK = 1 << 22  # most scores in a chunk: 32 MiB for each thread
+ROWS = 512  # most rows in a chunk: the products gain nothing from more
+BLOCK = 1 << 17  # scores that go through the softmax at a time: 1 MiB, which a cache holds, in few calls
+SMALL = 64.0  # scores up to this size need no maximum subtracted, and have a table of exponentials
 
 
-def attention(
-    Q, K, V, *, scale=None, causal=False, align="bottom_right", mask=None, bias=None, window=None, softcap=None,
-    alibi_slopes=None, lengths_q=None, lengths_k=None, keep=None, dropout_p=0.0, rows=None, threads=None,
-):  # fmt: skip
+def attention(Q, K, V, *, scale=None, causal=False, align="bottom_right", mask=None, bias=None, window=None,
+              softcap=None, alibi_slopes=None, lengths_q=None, lengths_k=None, keep=None, dropout_p=0.0,
+              rows=None, threads=None):
     """Attention in fp64.
+
+    NaN and inf travel by IEEE arithmetic over the visible keys: a hidden key reaches nothing, and a visible
+    V of NaN reaches the row even where its weight is so small that it is 0. A score of -inf hides its key.
 
     Parameters
     ----------
-    Q : (B, Hq, Nq, d), K : (B, Hk, Nk, d), V : (B, Hk, Nk, dv)
-        Any real dtype; Hq a multiple of Hk; query head h reads key head h // (Hq // Hk).
+    Q, K, V : array_like (B, Hq, Nq, d), (B, Hk, Nk, d), (B, Hk, Nk, dv)
+        Of any real dtype. Query head h reads K/V head h // (Hq // Hk). B, Nq and Nk may be 0.
     scale : float, optional
-        Factor of the scores, any finite number; 1/sqrt(d) if not given.
+        Finite, of any sign; 1/sqrt(d) if None.
     causal : bool
-        Query i sees keys j <= i. ``align`` says what i is: the row counted from the end of the keys
-        ("bottom_right", row + Nk - Nq) or the row itself ("top_left"); window and ALiBi use the same i.
-    mask : bool, broadcastable to (B, Hq, Nq, Nk), optional
-        True where a key is seen.
-    bias : real, broadcastable to (B, Hq, Nq, Nk), optional
-        Added to the scores; -inf hides a key.
+        The row at position i sees key j iff j <= i.
+    align : "bottom_right" or "top_left"
+        What position i is, for causal, window and ALiBi: row + Nk - Nq (with lengths, row + lengths_k -
+        lengths_q), or the row itself.
+    mask, bias, keep : array_like, broadcast to (B, Hq, Nq, Nk), optional
+        mask: bool, true = attend. bias: added to the scores; -inf hides a key. keep: bool, see dropout_p.
     window : (left, right), optional
-        Query i sees keys i - left ... i + right, both included; None in a place is no bound.
-    softcap : float > 0, optional
-        Scores become softcap * tanh(s / softcap).
-    alibi_slopes : (Hq,) or (B, Hq), optional
-    lengths_q, lengths_k : (B,) of int, optional
-        Rows and keys in use of each batch entry; later ones do not exist, and "bottom_right" counts from these.
-    keep, dropout_p : bool broadcastable to (B, Hq, Nq, Nk), float in [0, 1]
-        Weights are multiplied by keep / (1 - dropout_p); lse is not affected.
-    rows : 1-d int array, optional
-        Compute these query rows only.
+        Visible are i - left <= j <= i + right, both ends included; None for a number is no bound.
+    softcap : float, optional
+        The c of c tanh(s / c), positive.
+    alibi_slopes : array_like (Hq,) or (B, Hq), optional
+    lengths_q, lengths_k : array_like of int (B,), optional
+        How many rows and keys of a batch entry exist; rows beyond see nothing, keys beyond are hidden.
+    dropout_p : float in [0, 1]
+        Weights become p keep / (1 - dropout_p); lse is unaffected.
+    rows : array_like of int (R,), optional
+        Compute these query rows alone.
     threads : int, optional
-        Rows are shared among so many threads; one for each core if not given.
+        Threads that share the rows; one for each core, at most 16, if None.
 
     Returns
     -------
-    O : (B, Hq, Nq, dv), lse : (B, Hq, Nq)
-        float64, lse the natural logarithm. A row that sees no key: O = 0, lse = -inf. With ``rows``, len(rows) rows.
+    O : ndarray of float64 (B, Hq, Nq or R, dv)
+        0 in a row that sees no key.
+    lse : ndarray of float64 (B, Hq, Nq or R)
+        Natural logarithm; -inf in such a row.
 
     Raises
     ------
     ValueError, TypeError
-        One line that names the argument and what was expected.
+        An argument has a wrong shape, range or type: one line that names it and says what was expected.
     """
-    p = _Problem(Q, K, V, scale, causal, align, mask, bias, window, softcap, alibi_slopes, lengths_q, lengths_k,
-                 keep, dropout_p)  # fmt: skip
-    rows = np.arange(p.Nq) if rows is None else _row_numbers(rows, p.Nq)
-    O = np.zeros((p.B, p.Hq, len(rows), p.dv))
-    lse = np.full((p.B, p.Hq, len(rows)), -np.inf)
+    case = _Case(**locals())
+    O = np.zeros((case.B, case.Hq, len(case.rows), case.dv))
+    lse = np.full(O.shape[:3], -np.inf)
 
     def work(b, h, at):
-        c = _Chunk(p, b, h, rows[at])
-        O[b, h, at], lse[b, h, at] = c.O, c.lse
+        w = case.weights(b, h, case.rows[at])
+        if w is not None:
+            O[b, h, at], lse[b, h, at] = _product(case.drop(w.P, w.kept), w.V, w.kept), w.lse
 
-    _for_each_chunk(p, len(rows), work, threads)
+    case.run(work, case.threads)
     return O, lse
 
 
-def attention_backward(Q, K, V, dO, *, dlse=None, threads=None, bias=None, **options):
-    """Gradients of sum(O * dO) + sum(lse * dlse) in fp64; options as for `attention`, without ``rows``.
+def attention_backward(Q, K, V, dO, *, scale=None, causal=False, align="bottom_right", mask=None, bias=None,
+                       window=None, softcap=None, alibi_slopes=None, lengths_q=None, lengths_k=None,
+                       keep=None, dropout_p=0.0, rows=None, threads=None, dlse=None):
+    """Gradients of sum(O dO) + sum(lse dlse) in fp64.
 
     Parameters
     ----------
-    dO : (B, Hq, Nq, dv)
-    dlse : (B, Hq, Nq), optional
-        Gradient that reaches lse; 0 if not given.
+    Q, K, V and the options
+        As for `attention`, with the same errors; `threads` is left to BLAS. With `rows`, the sums run over
+        those rows alone.
+    dO, dlse : array_like (B, Hq, Nq or R, dv), (B, Hq, Nq or R)
+        dlse None is 0.
 
     Returns
     -------
-    dQ, dK, dV : shapes of Q, K, V
-        K and V summed over the query heads that read them. A row without keys contributes nothing.
-    dbias : shape of bias, or None
+    dQ, dK, dV : ndarray of float64 (B, Hq, Nq or R, d), shape of K, shape of V
+        dK and dV are summed over the query heads that read a head. A row without keys gets 0 and adds 0.
+    dbias : ndarray of float64, shape of bias; None without a bias
         Summed over the axes along which the bias was broadcast.
     """
-    p = _Problem(Q, K, V, bias=bias, **options)
-    dO = _real("dO", dO)
-    dlse = np.zeros((p.B, p.Hq, p.Nq)) if dlse is None else _real("dlse", dlse)
-    for name, x, shape in (("dO", dO, (p.B, p.Hq, p.Nq, p.dv)), ("dlse", dlse, (p.B, p.Hq, p.Nq))):
-        if x.shape != shape:
-            raise ValueError(f"{name}: expected shape {shape}, got {x.shape}")
-    dQ, dK, dV = np.zeros_like(p.Q), np.zeros_like(p.K), np.zeros_like(p.V)
-    dbias = None if p.bias is None else np.zeros(p.bias.shape)
-    lock = threading.Lock()  # several rows add to one dK, dV, dbias
+    case = _Case(**{name: x for name, x in locals().items() if name not in ("dO", "dlse")})
+    per_row = (case.B, case.Hq, len(case.rows))
+    dO = _real("dO", dO, (*per_row, case.dv))
+    dlse = _real("dlse", np.zeros(per_row) if dlse is None else dlse, per_row).astype(np.float64)
+    dQ, dK, dV = np.zeros((*per_row, case.d)), np.zeros(case.K.shape), np.zeros(case.V.shape)
+    dbias = None if bias is None else np.zeros((1,) * (4 - np.ndim(bias)) + np.shape(bias))
 
     def work(b, h, at):
-        c = _Chunk(p, b, h, np.arange(p.Nq)[at], gradients=True)
-        dO_i = dO[b, h, at]
-        dP = np.where(np.equal(c.dropped, 0), 0.0, dO_i @ c.V.T * c.dropped)  # V behind a dropped weight may be NaN
-        D = (dO_i * c.O).sum(axis=1, keepdims=True)
-        # d lse_i / d s_ij = p_ij, so a gradient of lse enters beside D.
-        dS = np.where(c.seen, c.P * (dP - D + dlse[b, h, at][:, None]), 0.0)
-        dV_j = _weigh((c.P * c.dropped).T, dO_i, c.seen.T)
-        dT = dS * c.slope  # through the softcap, to the scaled product
-        dQ[b, h, at] = p.scale * _weigh(dT, c.K, c.seen)
-        dK_j = p.scale * _weigh(dT.T, c.Q, c.seen.T)
-        with lock:
-            dK[b, h // p.group, c.cols] += dK_j
-            dV[b, h // p.group, c.cols] += dV_j
-            if dbias is not None:
-                _add_broadcast(dbias, b, h, at, c.cols, dS)
+        rows, hk = case.rows[at], h // case.group
+        w = case.weights(b, h, rows)
+        if w is None:
+            return
+        dO_i = dO[b, h, at].astype(np.float64)
+        dV[b, hk, w.keys] += _product(_T(case.drop(w.P, w.kept)), dO_i, _T(w.kept))
+        dS = _hide(case.drop(dO_i @ _T(w.V), w.kept), w.see)  # dP, so far
+        D = np.einsum("brn,brn->br", w.P, dS)
+        dS -= (D - dlse[b, h, at])[..., None]  # d lse_i / d s_ij = p_ij: dlse enters beside the row sums D
+        dS *= w.P
+        if dbias is not None:
+            _add_broadcast(dbias, b, h, rows, w.keys, _hide(dS, w.see))
+        dS = _hide(dS * (case.scale * w.cap_slope), w.see)
+        dQ[b, h, at] = _product(dS, _T(w.K_T), w.see)
+        dK[b, hk, w.keys] += _product(_T(dS), w.Q, _T(w.see))
 
-    _for_each_chunk(p, p.Nq, work, threads)
+    case.run(work, 1)  # threads would add to dK, dV and dbias in any order
     return dQ, dK, dV, None if dbias is None else dbias.reshape(np.shape(bias))
 
 
-class _Problem:
-    """The checked arguments of one call."""
+# Of a chunk: P (batch, r, n), 0 where hidden; lse (batch, r); see, bool like P, or None if all is visible;
+# kept, see less what dropout drops; keys, the slice of P's n keys; cap_slope, d softcap / ds; its Q, K, V.
+_Weights = namedtuple("_Weights", "P lse see kept keys cap_slope Q K_T V")
 
-    def __init__(
-        self, Q, K, V, scale=None, causal=False, align="bottom_right", mask=None, bias=None, window=None, softcap=None,
-        alibi_slopes=None, lengths_q=None, lengths_k=None, keep=None, dropout_p=0.0,
-    ):  # fmt: skip
-        self.Q, self.K, self.V = _real("Q", Q), _real("K", K), _real("V", V)
+
+class _Case:
+    """The checked arguments of a call; weights of a chunk: a slice b of the batch, one head h, some rows."""
+
+    def __init__(self, Q, K, V, scale, causal, align, mask, bias, window, softcap, alibi_slopes, lengths_q,
+                 lengths_k, keep, dropout_p, rows, threads):
+        self.Q, self.K, self.V = (_real(name, x) for name, x in (("Q", Q), ("K", K), ("V", V)))
         for name, x in (("Q", self.Q), ("K", self.K), ("V", self.V)):
-            if x.ndim != 4:
-                raise ValueError(f"{name}: expected shape (B, H, N, d), got {x.shape}")
+            if x.ndim != 4 or x.shape[1] == 0 or x.shape[3] == 0:
+                raise ValueError(f"{name}: expected shape (B, H, N, d), H and d positive, got {x.shape}")
         self.B, self.Hq, self.Nq, self.d = self.Q.shape
-        _, self.Hk, self.Nk, self.dv = self.V.shape
-        if self.K.shape != (self.B, self.Hk, self.Nk, self.d):
-            want = (self.B, self.Hk, self.Nk, self.d)
-            raise ValueError(f"K: expected shape {want}, by Q's batch and head dim and V's rest, got {self.K.shape}")
-        if self.V.shape[0] != self.B:
-            raise ValueError(f"V: expected batch {self.B}, got {self.V.shape[0]}")
-        if self.d < 1 or self.dv < 1:
-            raise ValueError(f"{'Q' if self.d < 1 else 'V'}: expected a head dim of at least 1, got 0")
-        if self.Hk < 1 or self.Hq < 1 or self.Hq % self.Hk:
-            raise ValueError(f"Q: expected a positive multiple of K's {self.Hk} heads, got {self.Hq}")
-        self.group = self.Hq // self.Hk
-        self.finite = all(np.isfinite(x).all() for x in (self.Q, self.K, self.V))
-        self.scale = 1.0 / math.sqrt(self.d) if scale is None else _number("scale", scale)
+        self.Hk, self.Nk, self.dv = self.V.shape[1:]
+        _real("K", self.K, (self.B, *self.K.shape[1:3], self.d))
+        _real("V", self.V, (*self.K.shape[:3], self.dv))
+        self.group, rest = divmod(self.Hq, self.Hk)
+        if rest:
+            raise ValueError(f"Q: expected a multiple of K's {self.Hk} heads, got {self.Hq}")
+        self.scale = 1 / math.sqrt(self.d) if scale is None else _number("scale", scale)
+        self.softcap = None if softcap is None else _number("softcap", softcap, "above 0", lambda c: c > 0)
         if align not in ("bottom_right", "top_left"):
-            raise ValueError(f'align: expected "bottom_right" or "top_left", got {align!r}')
-        self.lengths_q = _lengths("lengths_q", lengths_q, self.B, self.Nq)
-        self.lengths_k = _lengths("lengths_k", lengths_k, self.B, self.Nk)
-        self.offset = self.lengths_k - self.lengths_q if align == "bottom_right" else np.zeros(self.B, np.int64)
-        left, right = _window(window)
-        self.left, self.right = left, 0 if causal and (right is None or right > 0) else right
-        if causal and right is not None and right < 0:
-            raise ValueError(f"window: expected non-negative bounds, got {window}")
-        self.softcap = None if softcap is None else _number("softcap", softcap)
-        if self.softcap is not None and self.softcap <= 0:
-            raise ValueError(f"softcap: expected a positive number, got {softcap}")
-        self.slopes = None
-        if alibi_slopes is not None:
-            slopes = _real("alibi_slopes", alibi_slopes)
-            if slopes.shape not in ((self.Hq,), (self.B, self.Hq)):
-                want = f"({self.Hq},) or ({self.B}, {self.Hq})"
-                raise ValueError(f"alibi_slopes: expected shape {want}, got {slopes.shape}")
-            self.slopes = np.broadcast_to(slopes, (self.B, self.Hq))
-        self.mask, self.keep = self._scorelike("mask", mask, bool), self._scorelike("keep", keep, bool)
-        self.bias = self._scorelike("bias", bias, np.float64)
-        self.dropout_p = _number("dropout_p", dropout_p)
-        if not 0 <= self.dropout_p <= 1:
-            raise ValueError(f"dropout_p: expected a number in [0, 1], got {dropout_p}")
-        if self.dropout_p and keep is None:
-            raise ValueError("keep: expected the mask of weights to keep, since dropout_p is not 0")
+            raise ValueError(f"align: expected 'bottom_right' or 'top_left', got {align!r}")
+        if window is not None and not (isinstance(window, tuple | list) and len(window) == 2):
+            raise TypeError(f"window: expected (left, right) or None, got {window!r}")
+        _integers("window", [bound for bound in window or () if bound is not None], None, np.inf)
+        far = self.Nq + self.Nk  # as good as no bound
+        self.left, right = (far if bound is None else min(bound, far) for bound in window or (None, None))
+        self.right = 0 if causal else right  # a window never ends before causal does
+        self.lengths_q, self.lengths_k = (
+            np.full(self.B, N) if x is None else _integers(name, x, self.B, N)
+            for name, x, N in (("lengths_q", lengths_q, self.Nq), ("lengths_k", lengths_k, self.Nk)))
+        self.offset = (self.lengths_k - self.lengths_q) * (align == "bottom_right")
+        scores = (self.B, self.Hq, self.Nq, self.Nk)
+        self.mask, self.bias, self.keep = (
+            None if x is None else _like_scores(name, x, kind, scores)
+            for name, x, kind in (("mask", mask, bool), ("bias", bias, float), ("keep", keep, bool)))
+        per_head = scores[:2] if np.ndim(alibi_slopes) == 2 else scores[1:2]
+        self.slopes = None if alibi_slopes is None else np.broadcast_to(
+            _real("alibi_slopes", alibi_slopes, per_head).astype(np.float64), scores[:2])
+        p = _number("dropout_p", dropout_p, "from 0 to 1", lambda p: 0 <= p <= 1)
+        if p > 0 and keep is None:
+            raise ValueError(f"keep: expected an array of booleans, since dropout_p is {p}")
+        self.keep_factor = 1 / (1 - p) if p < 1 else 0.0
+        self.rows = np.arange(self.Nq) if rows is None else _integers("rows", rows, None, self.Nq - 1)
+        threads = min(16, os.cpu_count() or 1) if threads is None else threads
+        self.threads = int(_number("threads", threads, "of at least 1", lambda n: n >= 1))
+        self.keys_of = lru_cache(maxsize=2)(partial(_keys_of, self.K, self.V))
+        self.lock, self.own = Lock(), local()
 
-    def _scorelike(self, name, x, dtype):
-        """An option with the shape of the scores, as a 4-d array that still has its broadcast axes of length 1."""
-        if x is None:
+    def run(self, work, threads):
+        """Call work(b, h, at) for all chunks, `at` a slice of self.rows; threads have BLAS to themselves."""
+        # Single batch entries, or many small ones that share the cost of a call.
+        step = max(1, CHUNK // 4 // max(1, len(self.rows) * max(self.Nk, self.d, self.dv)))
+        slabs = [slice(b, min(b + step, self.B)) for b in range(0, self.B, step)]
+        step = max(16, min(ROWS, CHUNK // max(1, self.Nk)))
+        chunks = [slice(r, r + step) for r in range(0, len(self.rows), step)]
+        jobs = [(b, h, at) for b in slabs for h in range(self.Hq) for at in chunks]
+
+        def quiet(job):
+            with np.errstate(all="ignore"):  # NaN and inf are data here; each thread has its own setting
+                work(*job)
+
+        pays = self.B * self.Hq * len(self.rows) * self.Nk > CHUNK // 4
+        if pays and threads > 1 and threadpool_limits is not None:
+            with threadpool_limits(1, "blas"), ThreadPoolExecutor(threads) as pool:
+                list(pool.map(quiet, jobs))  # a list, so that an error in a thread is raised here
+        else:
+            list(map(quiet, jobs))
+
+    def weights(self, b, h, rows):
+        """Return the _Weights of some rows of head h; None if no key is in reach of any."""
+        i = rows[:, None] + self.offset[b][:, None, None]
+        first, end = max(0, i.min() - self.left), min(self.lengths_k[b].max(), i.max() + self.right + 1)
+        if end <= first:
             return None
-        x = np.asarray(x)
-        if dtype is bool and x.dtype != bool:
-            raise TypeError(f"{name}: expected booleans (true = attend), got {x.dtype}")
-        x = x.astype(np.float64) if dtype is np.float64 else x
-        want = (self.B, self.Hq, self.Nq, self.Nk)
-        full = (1,) * (4 - x.ndim) + x.shape
-        if len(full) != 4 or any(n not in (1, m) for n, m in zip(full, want, strict=True)):
-            raise ValueError(f"{name}: expected a shape that broadcasts to {want}, got {x.shape}")
-        return x.reshape(full)
+        keys, j = slice(first, end), np.arange(first, end)
+        with self.lock:  # so that threads that start together don't all convert the same keys
+            K_T, V, K_norm = self.keys_of(b.start, b.stop, h // self.group)
+        Q, K_T, V = self.Q[b, h][:, rows].astype(np.float64), K_T[..., keys], V[:, keys]
+        bias = None if self.bias is None else self.bias[b, h][:, rows, keys].astype(np.float64)
+        shape = (len(Q), len(rows), len(j))
 
-    def part(self, x, b, h, rows, cols):
-        """The part of an option that belongs to some rows and keys of one head; broadcast axes stay of length 1."""
-        B, H, N, M = x.shape
-        x = x[b if B > 1 else 0, h if H > 1 else 0]
-        x = x[rows] if N > 1 else x
-        return x[:, cols] if M > 1 else x
+        see = None
+        for test in (  # each an array, or False if all in reach would pass
+            i.min() + self.right < j[-1] and j <= i + self.right,
+            i.max() - self.left > j[0] and j >= i - self.left,
+            self.lengths_k[b].min() <= j[-1] and j < self.lengths_k[b][:, None, None],
+            self.lengths_q[b].min() <= rows.max() and rows[:, None] < self.lengths_q[b][:, None, None],
+            self.mask is not None and self.mask[b, h][:, rows, keys],
+            bias is not None and bias != -np.inf,
+        ):
+            if np.ndim(test):
+                see = np.broadcast_to(test, shape) if see is None else see & test
+
+        # By Cauchy and Schwarz no |scale q.k| is larger than the left side; a NaN there makes it False.
+        small = abs(self.scale) * np.sqrt((Q * Q).sum(axis=-1).max()) * K_norm <= SMALL
+        small = small and self.softcap is None and self.slopes is None and bias is None
+        if getattr(self.own, "scores", np.empty(0)).size < math.prod(shape):
+            self.own.scores = np.empty(len(Q) * len(rows) * self.Nk)  # kept, for new pages cost a tenth
+        S = self.own.scores[: math.prod(shape)].reshape(shape)
+        np.matmul(Q * (self.scale * _STEPS) if small else Q, K_T, out=S)
+        if not small:
+            S *= self.scale  # not Q, whose rounding would grow with the scores
+        cap_slope = 1.0
+        if self.softcap is not None:
+            np.tanh(S / self.softcap, out=S)
+            cap_slope = 1 - S * S
+            S *= self.softcap
+        if self.slopes is not None:
+            S -= self.slopes[b, h][:, None, None] * np.abs(i - j)
+        if bias is not None:
+            S += bias
+        if not small:
+            _hide(S, see, -np.inf)
+            see = np.not_equal(S, -np.inf)  # a score of -inf hides its key
+            see = None if see.all() else see
+        lse = _softmax(S, see, small)
+        kept = see
+        if self.keep is not None:  # at p = 1 nothing is
+            kept = self.keep[b, h][:, rows, keys] & (self.keep_factor > 0) & (True if see is None else see)
+        return _Weights(S, lse, see, kept, keys, cap_slope, Q, K_T, V)
+
+    def drop(self, X, kept):
+        """X keep / (1 - p); what is dropped becomes 0 whatever it was."""
+        return X if self.keep is None else np.where(kept, X * self.keep_factor, 0.0)
 
 
-class _Chunk:
-    """Some query rows of one head against every key they can see: weights, output, and what gradients need.
+def _keys_of(K, V, start, stop, hk):
+    """Return K transposed, V and the greatest norm of a key, in fp64."""
+    K, V = (x[start:stop, hk].astype(np.float64, copy=False) for x in (K, V))
+    return np.ascontiguousarray(_T(K)), V, np.sqrt((K * K).sum(axis=-1).max(initial=0.0))
 
-    Q (r, d), K (c, d), V (c, dv); seen (r, c) bool; P (r, c), the softmax; dropped (r, c) or a number, the factor of
-    dropout; slope (r, c) or a number, the derivative of the softcap; O (r, dv); lse (r,); cols, a slice of the keys.
-    """
 
-    def __init__(self, p, b, h, rows, gradients=False):
-        i = rows + p.offset[b]  # positions, aligned to the keys
-        first = 0 if p.left is None or not len(i) else max(0, int(i.min()) - p.left)
-        end = int(p.lengths_k[b])
-        if p.right is not None and len(i):
-            end = min(end, int(i.max()) + p.right + 1)
-        self.cols = slice(min(first, max(end, 0)), max(end, 0))
-        j = np.arange(self.cols.start, self.cols.stop)
-        self.Q, self.K, self.V = p.Q[b, h, rows], p.K[b, h // p.group, self.cols], p.V[b, h // p.group, self.cols]
-
-        S = np.matmul(p.scale * self.Q, self.K.T, out=_scratch(len(i), len(j)))
-        self.slope = 1.0
-        if p.softcap is not None:
-            t = np.tanh(S / p.softcap)
-            S, self.slope = p.softcap * t, 1.0 - t * t
-        if p.slopes is not None:
-            S -= p.slopes[b, h] * np.abs(i[:, None] - j)
-        if p.bias is not None:
-            S += p.part(p.bias, b, h, rows, self.cols)
-        hidden = self._hidden(p, b, h, rows, i, j)
+def _softmax(S, see, small):
+    """Turn scores (batch, r, n) into weights, 0 where hidden; return lse. Small ones come times _STEPS."""
+    n = S.shape[-1]
+    lse = np.empty(S.shape[:-1])
+    S_rows, lse_rows = S.reshape(-1, n), lse.reshape(-1, 1)
+    hidden = None if see is None else ~see.reshape(-1, n)
+    step = max(1, BLOCK // n)
+    scratch = np.empty((2, step, n))
+    for at in (slice(r, r + step) for r in range(0, len(S_rows), step)):
+        s, m = S_rows[at], 0.0
+        if small:
+            _exp_small(s, *scratch[:, : len(s)])
+        else:
+            m = s.max(axis=1, keepdims=True)
+            s -= m  # NaN in a row without keys, all of which is hidden
+            np.exp(s, out=s)
         if hidden is not None:
-            S[hidden] = -np.inf  # whatever was there, NaN included
-        m = S.max(axis=1, keepdims=True, initial=-np.inf)
-        # Who sees what matters to gradients, and to products with something that is not finite.
-        self.seen = None if p.finite and not gradients else ~np.isneginf(S)
-        # A row without keys has m = -inf; any finite pivot gives it weights exp(-inf) = 0.
-        S -= np.where(np.isneginf(m), 0.0, m)
-        P = np.exp(S, out=S)
-        l = P.sum(axis=1, keepdims=True)
-        some = l != 0
-        self._weights, self._sums = P, np.where(some, l, 1.0)
-        self.dropped = 1.0
-        weights, seen = P, self.seen
-        if p.keep is not None:
-            kept = p.part(p.keep, b, h, rows, self.cols)
-            self.dropped = np.where(kept, 0.0 if p.dropout_p == 1 else 1.0 / (1.0 - p.dropout_p), 0.0)
-            weights, seen = P * self.dropped, kept if seen is None else seen & kept
-        self.O = (weights @ self.V if p.finite else _weigh(weights, self.V, seen)) / self._sums
-        self.lse = np.where(some, m + np.log(self._sums), -np.inf)[:, 0]
-
-    @property
-    def P(self):
-        """(r, c): the softmax."""
-        return self._weights / self._sums
-
-    def _hidden(self, p, b, h, rows, i, j):
-        """(r, c): keys that no option lets through; None if every row sees every key of the chunk."""
-        tests = []
-        if p.right is not None and len(i) and len(j) and j[-1] > i.min() + p.right:
-            tests.append(j > i[:, None] + p.right)
-        if p.left is not None and len(i) and len(j) and j[0] < i.max() - p.left:
-            tests.append(j < i[:, None] - p.left)
-        if p.mask is not None:
-            tests.append(~p.part(p.mask, b, h, rows, self.cols))
-        if len(rows) and rows.max() >= p.lengths_q[b]:
-            tests.append((rows >= p.lengths_q[b])[:, None])
-        if not tests:
-            return None
-        hidden = np.zeros((len(i), len(j)), bool)
-        for test in tests:
-            hidden |= test
-        return hidden
+            s[hidden[at]] = 0.0  # where a NaN in the row must not reach
+        l = s.sum(axis=1, keepdims=True)
+        s /= np.where(l > 0, l, 1.0)  # not by NaN, which would reach what is hidden
+        lse_rows[at] = m + np.log(l)
+    return lse
 
 
-class _Own(threading.local):
-    """What a thread keeps for itself."""
-
-    buffer = np.empty(0)
-
-
-_own = _Own()
-
-
-def _scratch(rows, cols):
-    """(rows, cols) of float64 that this thread uses again and again: fresh pages cost more than a pass over them."""
-    if _own.buffer.size < rows * cols:
-        _own.buffer = np.empty(rows * cols)
-    return _own.buffer[: rows * cols].reshape(rows, cols)
+# np.exp, one number at a time on most processors, would take a quarter of the whole time. Small scores come
+# in steps of ln 2 / 256 instead: exp is 2^(n / 256), n the nearest integer, from a table, times exp of the
+# rest by its series, of which 4e-17 is left out. The series is scaled so that its leading coefficient is 1.
+_STEPS = 256 / math.log(2)
+_TOP = math.ceil(SMALL * _STEPS) + 1
+_SERIES = [_STEPS**k * math.factorial(4) / math.factorial(4 - k) for k in range(1, 5)]
+_TABLE = np.exp2(np.arange(-_TOP, _TOP + 1) / 256) / _SERIES[3]
+_ROUND = 1.5 * 2**52  # a double plus this has its nearest integer in the low bits
 
 
-def _weigh(W, X, seen):
-    """W @ X in which an entry that is not seen contributes nothing, even where X holds inf or NaN (0 * NaN is NaN)."""
-    bad = ~np.isfinite(X).all(axis=1)
-    if not bad.any():
+def _exp_small(s, n, p):
+    """Replace s by exp(s / _STEPS), |s| <= SMALL * _STEPS, to within 3 ulp; n and p are scratch like s."""
+    np.add(s, _ROUND, out=n)
+    s -= np.subtract(n, _ROUND, out=p)
+    index = n.view(np.int64)
+    index -= int(np.float64(_ROUND - _TOP).view(np.int64))
+    np.add(s, _SERIES[0], out=p)
+    for c in _SERIES[1:]:
+        p *= s
+        p += c
+    np.multiply(_TABLE.take(index, out=s, mode="clip"), p, out=s)
+
+
+def _product(W, X, see):
+    """W @ X, (batch, m, k) by (batch, k, n), in which what is not seen adds nothing, not even 0 * NaN."""
+    bad = None if see is None else ~np.isfinite(X).all(axis=-1)
+    if bad is None or not bad.any():
         return W @ X
-    out = W[:, ~bad] @ X[~bad]
-    for k in np.flatnonzero(bad):
-        rows = slice(None) if seen is None else np.broadcast_to(seen, W.shape)[:, k]
-        out[rows] += W[rows, k, None] * X[k]
+    out = W @ np.where(bad[..., None], 0.0, X)
+    for b, k in np.argwhere(bad):
+        rows = see[b, :, k]
+        out[b, rows] += W[b, rows, k, None] * X[b, k]
     return out
 
 
-def _add_broadcast(total, b, h, rows, cols, part):
-    """Add (r, c) to its place in a 4-d array, summing over the axes that have length 1 there."""
-    B, H, N, M = total.shape
-    target = total[b if B > 1 else 0, h if H > 1 else 0]
-    if N == 1:
-        part, rows = part.sum(axis=0, keepdims=True), slice(None)
-    if M == 1:
-        part, cols = part.sum(axis=1, keepdims=True), slice(None)
-    target[rows, cols] += part
+def _hide(X, see, value=0.0):
+    """Put the value where nothing is seen; return X."""
+    if see is not None:
+        X[~see] = value
+    return X
 
 
-def _for_each_chunk(p, n_rows, work, threads):
-    """Call work(b, h, slice of the rows) for all of them, each thread's BLAS on one core."""
-    step = max(1, min(512, CHUNK_BYTES // (8 * max(p.Nk, 1))))
-    parts = [slice(r, min(r + step, n_rows)) for r in range(0, n_rows, step)]
-    jobs = [(b, h, at) for b in range(p.B) for h in range(p.Hq) for at in parts]
-    threads = min(threads or os.cpu_count() or 1, max(len(jobs), 1))
-
-    def quietly(job):
-        with np.errstate(all="ignore"):  # inf and NaN are data here
-            work(*job)
-
-    with _one_blas_thread() if threads > 1 else contextlib.nullcontext(), ThreadPoolExecutor(threads) as pool:
-        for done in [pool.submit(quietly, job) for job in jobs]:
-            done.result()
+def _T(X):
+    """Exchange the last two axes; None stays None."""
+    return None if X is None else np.swapaxes(X, -1, -2)
 
 
-def _one_blas_thread():
-    """BLAS on one thread while ours share the cores; without threadpoolctl, as it is."""
-    try:
-        from threadpoolctl import threadpool_limits
-    except ImportError:
-        return contextlib.nullcontext()
-    return threadpool_limits(1, "blas")
+def _add_broadcast(total, b, h, rows, keys, part):
+    """Add a chunk (batch, r, n) to its place in total (4 axes), summed over the axes of length 1 there."""
+    part = part.sum(axis=tuple(k for k in range(3) if total.shape[(0, 2, 3)[k]] == 1), keepdims=True)
+    place = total[b if total.shape[0] > 1 else slice(None), h if total.shape[1] > 1 else 0]
+    place = place[..., keys] if total.shape[3] > 1 else place
+    for r, row in enumerate(rows if total.shape[2] > 1 else [0]):  # one by one: `rows` may repeat a row
+        place[:, row] += part[:, r]
 
 
-def _real(name, x):
-    """``x`` as float64."""
+def _real(name, x, shape=None):
+    """Return an array of real numbers, of that shape if given."""
     x = np.asarray(x)
-    try:
-        return x.astype(np.float64)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name}: expected real numbers, got {x.dtype}") from None
+    if x.dtype.kind in "bcOSUmM" or x.dtype.names:
+        raise TypeError(f"{name}: expected real numbers, got dtype {x.dtype}")
+    if shape not in (None, x.shape):
+        raise ValueError(f"{name}: expected shape {shape}, got {x.shape}")
+    return x
 
 
-def _number(name, x):
-    """``x`` as a finite float."""
+def _number(name, x, where="of any sign", fits=lambda x: True):
+    """Return a finite float that fits."""
     try:
-        value = float(x)
+        number = float(x)
     except (TypeError, ValueError):
         raise TypeError(f"{name}: expected a number, got {x!r}") from None
-    if not math.isfinite(value):
-        raise ValueError(f"{name}: expected a finite number, got {x}")
-    return value
+    if not (math.isfinite(number) and fits(number)):
+        raise ValueError(f"{name}: expected a finite number {where}, got {number}")
+    return number
 
 
-def _window(window):
-    """(left, right), each a non-negative int or None."""
-    if window is None:
-        return None, None
+def _integers(name, x, length, most):
+    """Return a 1-d array of integers."""
+    x = np.asarray(x)
+    if x.size and x.dtype.kind not in "iu":
+        raise TypeError(f"{name}: expected integers, got {x.dtype}")
+    if x.ndim != 1 or length not in (None, len(x)):
+        raise ValueError(f"{name}: expected shape ({'R' if length is None else length},), got {x.shape}")
+    if x.size and not 0 <= x.min() <= x.max() <= most:
+        raise ValueError(f"{name}: expected integers from 0 to {most}, got {x.min()} to {x.max()}")
+    return x.astype(np.int64)
+
+
+def _like_scores(name, x, kind, shape):
+    """Return a view of the scores' shape of an array of booleans or of real numbers."""
+    x = _real(name, x) if kind is float else np.asarray(x)
+    if kind is bool and x.dtype != bool:
+        raise TypeError(f"{name}: expected booleans (numbers to add to the scores are bias), got {x.dtype}")
     try:
-        left, right = window
-    except (TypeError, ValueError):
-        raise ValueError(f"window: expected (left, right), got {window!r}") from None
-    for bound in (left, right):
-        if bound is not None and (int(bound) != bound or bound < 0):
-            raise ValueError(f"window: expected non-negative integers or None, got {window}")
-    return left, right
-
-
-def _lengths(name, lengths, B, N):
-    """(B,) of int64; N everywhere if not given."""
-    if lengths is None:
-        return np.full(B, N, np.int64)
-    lengths = np.asarray(lengths)
-    if lengths.shape != (B,) or lengths.dtype.kind not in "iu":
-        raise ValueError(f"{name}: expected {B} integers, got {lengths.dtype} of shape {lengths.shape}")
-    if len(lengths) and (lengths.min() < 0 or lengths.max() > N):
-        raise ValueError(f"{name}: expected lengths in 0 ... {N}, got {lengths.min()} ... {lengths.max()}")
-    return lengths.astype(np.int64)
-
-
-def _row_numbers(rows, Nq):
-    """1-d int64 array of rows."""
-    rows = np.asarray(rows)
-    if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
-        raise ValueError(f"rows: expected a 1-d array of integers, got {rows.dtype} of shape {rows.shape}")
-    if rows.size and (rows.min() < 0 or rows.max() >= Nq):
-        raise ValueError(f"rows: expected row numbers in 0 ... {Nq - 1}, got {rows.min()} ... {rows.max()}")
-    return rows.astype(np.int64)
+        return np.broadcast_to(x, shape)
+    except ValueError:
+        raise ValueError(f"{name}: expected a shape that broadcasts to {shape}, got {x.shape}") from None

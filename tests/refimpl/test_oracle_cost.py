@@ -10,33 +10,63 @@ import pytest
 from refimpl import oracle
 
 PROGRAM = """
-import resource, numpy as np
+import resource, sys
+import numpy as np
 from refimpl import oracle
 rng = np.random.default_rng(0)
-Q, K, V = (rng.standard_normal((1, 1, 32768, 128)) for _ in range(3))
+Q, K, V = (rng.standard_normal((1, 1, int(sys.argv[1]), 128)) for _ in range(3))
 oracle.attention(Q, K, V)
+if sys.argv[2] == "backward":
+    oracle.attention_backward(Q, K, V, V)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 
+def peak_gib(N, what):
+    """Peak resident memory of a process that does nothing else, the interpreter included."""
+    command = [sys.executable, "-c", PROGRAM, str(N), what]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return int(done.stdout) / (2**30 if sys.platform == "darwin" else 2**20)
+
+
 @pytest.mark.slow
 def test_a_long_sequence_fits_in_a_gibibyte_and_a_quarter():
-    """N = 32768, d = 128, one head: S alone would be 8 GiB. Everything counts, the interpreter included."""
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
-    assert int(done.stdout) <= 1.25 * 2**20, f"{int(done.stdout) / 2**20:.2f} GiB"
+    """N = 32768, d = 128, one head: the scores alone would take 8 GiB, and the arrays take 0.13."""
+    assert peak_gib(32_768, "forward") <= 1.25
+
+
+def test_memory_does_not_grow_with_the_square():
+    """Forward and backward; at N = 4096 a matrix like the scores would take 0.125 GiB, and there are four."""
+    assert peak_gib(4096, "backward") - peak_gib(64, "backward") <= 0.2
 
 
 @pytest.mark.slow
-def test_the_rate_is_near_a_matrix_products():
-    """At least 0.6 of what a 2048^3 product reaches in the same run; the best of several, taken in turns."""
+def test_the_rate_is_near_that_of_a_matrix_product():
+    """At N = 8192, d = 128, at least 0.6 of what a 2048^3 product reaches in the same run.
+
+    An attention is as much arithmetic as two products, and stands between two of them in time, so that what
+    else the machine does bears on both alike. Either the median of such rounds counts or the best of both;
+    there are more rounds while it falls short.
+    """
     rng = np.random.default_rng(0)
     A, B = (rng.standard_normal((2048, 2048)) for _ in range(2))
+    C = np.empty_like(A)
     Q, K, V = (rng.standard_normal((1, 1, 8192, 128)) for _ in range(3))
-    best = {"product": np.inf, "attention": np.inf}
-    for _ in range(5):
-        for name, work in (("product", lambda: A @ B), ("attention", lambda: oracle.attention(Q, K, V))):
-            start = time.perf_counter()
-            work()
-            best[name] = min(best[name], time.perf_counter() - start)
-    rates = 4 * 8192**2 * 128 / best["attention"] / 1e9, 2 * 2048**3 / best["product"] / 1e9
-    assert rates[0] >= 0.6 * rates[1], f"{rates[0]:.1f} of {rates[1]:.1f} GFLOP/s"
+    assert 4 * 8192**2 * 128 == 2 * (2 * 2048**3)
+
+    def seconds(work):
+        start = time.perf_counter()
+        work()
+        return time.perf_counter() - start
+
+    rounds = []
+    while True:
+        before = seconds(lambda: np.matmul(A, B, out=C))
+        attention = seconds(lambda: oracle.attention(Q, K, V))
+        rounds.append((before, attention, seconds(lambda: np.matmul(A, B, out=C))))
+        before, attention, after = np.transpose(rounds)
+        median = np.median((before + after) / attention)
+        best = 2 * min(before.min(), after.min()) / attention.min()
+        if len(rounds) >= 5 and max(median, best) >= 0.6:
+            break
+        assert len(rounds) < 25, f"{median:.2f} of a product's rate in the middle, {best:.2f} at best"
