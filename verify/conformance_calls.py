@@ -5,6 +5,8 @@ from importlib import import_module
 
 import numpy as np
 
+from refimpl.philox import Dropout
+
 
 def call(kernel, inputs, params, on):
     """Run forward, and backward where there is one and `inputs` holds dO.
@@ -27,6 +29,8 @@ def call(kernel, inputs, params, on):
     if "cu_seqlens_q" in inputs:
         return _packed(kernel, inputs, params, on)
     options = options_of(inputs, params)
+    if kernel.runs == "cuda" and "dropout_p" in options:
+        options["dropout"] = Dropout(options.pop("dropout_p"), keep=options.pop("keep", None))
     Q, K, V, dO = (inputs.get(name) for name in ("q", "k", "v", "dO"))
     O, lse = kernel.attention()(Q, K, V, **options, **on)
     outputs = {"out": O, "lse": lse}
@@ -75,6 +79,8 @@ def _packed(kernel, inputs, params, on):
     The padding is NaN: it must not reach anything.
     """
     starts_q, starts_k = inputs["cu_seqlens_q"], inputs["cu_seqlens_k"]
+    if kernel.runs == "cuda":
+        return _interface(inputs, params, on)
     lengths = {"lengths_q": np.diff(starts_q), "lengths_k": np.diff(starts_k)}
     padded = {name: _pad(inputs[name], starts_q if name in ("q", "dO") else starts_k) for name in ("q", "k", "v", "dO")}
     module, options = import_module(kernel.module), options_of({}, params)
@@ -85,6 +91,19 @@ def _packed(kernel, inputs, params, on):
     packed_lse = _unpack(lse[..., None], starts_q, total_q, -np.inf)[..., 0].T
     outputs = {"out": _unpack(O, starts_q, total_q), "lse": packed_lse, "dq": _unpack(dQ, starts_q, total_q)}
     return outputs | {"dk": _unpack(dK, starts_k, total_k), "dv": _unpack(dV, starts_k, total_k)}
+
+
+def _interface(inputs, params, on):
+    """Packed sequences through the public functions of flash_cuda."""
+    from flash_cuda.interface_varlen import flash_attn_varlen_backward, flash_attn_varlen_func
+
+    q, k, v, dO = (inputs[name] for name in ("q", "k", "v", "dO"))
+    starts = [inputs[name].astype(np.int32) for name in ("cu_seqlens_q", "cu_seqlens_k")]
+    longest = [int(np.diff(s).max(initial=0)) for s in starts]
+    options = {"softmax_scale": params["scale"], "causal": bool(params.get("causal"))}
+    O, lse, _ = flash_attn_varlen_func(q, k, v, *starts, *longest, **options, return_attn_probs=True, **on)
+    gradients = flash_attn_varlen_backward(dO, q, k, v, O, lse, *starts, *longest, **options, **on)
+    return {"out": O, "lse": lse} | dict(zip(("dq", "dk", "dv"), gradients, strict=False))
 
 
 def _pad(x, starts):

@@ -125,7 +125,7 @@ KERNELS: dict[str, Kernel] = {kernel.name: kernel for kernel in _LADDER}
 BRANCHES: dict[str, Kernel] = {
     "general": Kernel(
         "general", "18.7", "every option, as rules; gradients", "flash_cuda.general",
-        options=_DENSE | {"mask", "bias", "window", "softcap", "alibi", "backward"},
+        options=_DENSE | {"mask", "bias", "window", "softcap", "alibi", "dropout", "varlen", "backward"},
     ),
 }  # fmt: skip
 CUDA = KERNELS | BRANCHES
