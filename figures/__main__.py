@@ -13,9 +13,17 @@ from figures.style import render
 OUT = Path(__file__).with_name("out")
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose complaints are one line."""
+
+    def error(self, message):
+        print(f"figures: {message}", file=sys.stderr)
+        sys.exit(2)
+
+
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m figures", description=__doc__.split(":")[1].split(".")[0]
     )
     parser.add_argument("topic", nargs="*", help=f"{', '.join(TOPICS)}; readme")
@@ -37,10 +45,17 @@ def main(argv: list[str] | None = None) -> int:
         )
         return 2
     if "readme" in args.topic:
+        if len(args.topic) > 1 or args.out != OUT:
+            print("figures: readme: expected no other topic and no --out, it writes the README", file=sys.stderr)
+            return 2
         from figures.readme import update
 
         return update(check=args.check)
-    args.out.mkdir(parents=True, exist_ok=True)
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        print(f"figures: --out: expected a folder to write, {args.out}: {error.strerror}", file=sys.stderr)
+        return 2
     for topic in args.topic or TOPICS:
         for name, figure in draw(topic):
             path = args.out / f"{topic}_{name}.{args.format}"

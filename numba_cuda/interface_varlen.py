@@ -228,6 +228,9 @@ def flash_attn_with_kvcache(
     )  # fmt: skip
     call.check_room()
     call.executor()  # both refuse what cannot run, before the cache is changed
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)) if new else ():
+        if not getattr(getattr(cache, "flags", None), "writeable", True):
+            raise ValueError(f"{name}: expected an array that can be written, to append new keys and values")
     for cache, x in ((k_cache, k), (v_cache, v)) if new else ():
         for b in range(B):
             cache[int(entries[b]), int(before[b]) : int(lengths[b])] = x[b]

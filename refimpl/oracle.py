@@ -26,7 +26,7 @@ except ImportError:  # then BLAS shares each product among its threads, and we s
     threadpool_limits = None
 
 CHUNK = 1 << 22  # most scores in a chunk: 32 MiB for each thread
-ROWS = 512  # most rows in a chunk: the products gain nothing from more
+ROWS = 256  # most rows in a chunk: the products gain little from more
 BLOCK = 1 << 17  # scores that go through the softmax at a time: 1 MiB, which a cache holds, in few calls
 SMALL = 64.0  # scores up to this size need no maximum subtracted, and have a table of exponentials
 
@@ -54,9 +54,7 @@ def attention(Q, K, V, *, scale=None, causal=False, align="bottom_right", mask=N
         mask: bool, true = attend. bias: added to the scores; -inf hides a key. keep: bool, see dropout_p.
     window : (left, right), optional
         Visible are i - left <= j <= i + right, both ends included; None for a number is no bound.
-    softcap : float, optional
-        The c of c tanh(s / c), positive.
-    alibi_slopes : array_like (Hq,) or (B, Hq), optional
+    softcap, alibi_slopes : positive float, array_like (Hq,) or (B, Hq), optional
     lengths_q, lengths_k : array_like of int (B,), optional
         How many rows and keys of a batch entry exist; rows beyond see nothing, keys beyond are hidden.
     dropout_p : float in [0, 1]
@@ -239,10 +237,7 @@ class _Case:
         # By Cauchy and Schwarz no |scale q.k| is larger than the left side; a NaN there makes it False.
         small = abs(self.scale) * np.sqrt((Q * Q).sum(axis=-1).max()) * K_norm <= SMALL
         small = small and self.softcap is None and self.slopes is None and bias is None
-        if getattr(self.own, "scores", np.empty(0)).size < math.prod(shape):
-            self.own.scores = np.empty(len(Q) * len(rows) * self.Nk)  # kept, for new pages cost a tenth
-        S = self.own.scores[: math.prod(shape)].reshape(shape)
-        np.matmul(Q * (self.scale * _STEPS) if small else Q, K_T, out=S)
+        S = np.matmul(Q * (self.scale * _STEPS) if small else Q, K_T, out=self.reused("scores", shape))
         if not small:
             S *= self.scale  # not Q, whose rounding would grow with the scores
         cap_slope = 1.0
@@ -258,11 +253,18 @@ class _Case:
             _hide(S, see, -np.inf)
             see = np.not_equal(S, -np.inf)  # a score of -inf hides its key
             see = None if see.all() else see
-        lse = _softmax(S, see, small)
+        lse = _softmax(S, see, small, self.reused("scratch", (2, max(1, BLOCK // len(j)), len(j))))
         kept = see
         if self.keep is not None:  # at p = 1 nothing is
             kept = self.keep[b, h][:, rows, keys] & (self.keep_factor > 0) & (True if see is None else see)
         return _Weights(S, lse, see, kept, keys, cap_slope, Q, K_T, V)
+
+    def reused(self, name, shape):
+        """Return this thread's memory by name; new pages for each chunk would take a tenth of the time."""
+        size = math.prod(shape)
+        if getattr(self.own, name, np.empty(0)).size < size:
+            setattr(self.own, name, np.empty(1 << (size - 1).bit_length()))  # room, for chunks may grow
+        return getattr(self.own, name)[:size].reshape(shape)
 
     def drop(self, X, kept):
         """X keep / (1 - p); what is dropped becomes 0 whatever it was."""
@@ -275,14 +277,12 @@ def _keys_of(K, V, start, stop, hk):
     return np.ascontiguousarray(_T(K)), V, np.sqrt((K * K).sum(axis=-1).max(initial=0.0))
 
 
-def _softmax(S, see, small):
+def _softmax(S, see, small, scratch):
     """Turn scores (batch, r, n) into weights, 0 where hidden; return lse. Small ones come times _STEPS."""
-    n = S.shape[-1]
     lse = np.empty(S.shape[:-1])
-    S_rows, lse_rows = S.reshape(-1, n), lse.reshape(-1, 1)
-    hidden = None if see is None else ~see.reshape(-1, n)
-    step = max(1, BLOCK // n)
-    scratch = np.empty((2, step, n))
+    S_rows, lse_rows = S.reshape(-1, S.shape[-1]), lse.reshape(-1, 1)
+    hidden = None if see is None else ~see.reshape(S_rows.shape)
+    step = scratch.shape[1]
     for at in (slice(r, r + step) for r in range(0, len(S_rows), step)):
         s, m = S_rows[at], 0.0
         if small:
@@ -319,7 +319,7 @@ def _exp_small(s, n, p):
     for c in _SERIES[1:]:
         p *= s
         p += c
-    np.multiply(_TABLE.take(index, out=s, mode="clip"), p, out=s)
+    np.multiply(_TABLE.take(index, out=s, mode="wrap"), p, out=s)
 
 
 def _product(W, X, see):

@@ -45,6 +45,9 @@ def main(argv=None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 1
+    except OSError as error:  # a full disk, a file that went away: said as plainly as misuse
+        print(f"verify: {error.filename or 'output'}: {error.strerror or error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("verify: interrupted", file=sys.stderr)
         return 130

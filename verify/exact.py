@@ -47,14 +47,17 @@ def settings(executor: str) -> list[Setting]:
     """What is proved: every tile size, square and ragged, causal and not, in turn through the storage types."""
     if executor == "gpu":
         shapes, threads = (dense(256, B=2, H=4, Hk=2, d=64), dense(203, 331, H=2, d=113, dv=64)), None
+        shapes += (dense(130, 144, d=64),)  # 14 more keys than queries: the diagonal ends one key short of a tile
         tiles = (Tile(16, 8), Tile(16, 16), Tile(32, 8), Tile(32, 16), Tile(32, 24))
     else:
         shapes, threads = (dense(32, H=2, Hk=1, d=8), dense(29, 45, d=7, dv=5), dense(41, 30, d=8)), (4, 2)
+        shapes += (dense(34, 48, d=8),)  # likewise
         tiles = (Tile(8, 8), Tile(16, 16), Tile(16, 8), Tile(8, 16), Tile(32, 12), Tile(12, 48))
     names = ("fp32", "fp16", "bf16")
     grid = [(shape, causal, tile) for tile in tiles for shape in shapes for causal in (False, True)]
     # The shift makes a shape meet all three types as the tiles go by.
-    return [Setting(*point, threads, names[(k + k // (2 * len(shapes))) % 3]) for k, point in enumerate(grid)]
+    kinds = 2 * len(shapes)
+    return [Setting(*point, threads, names[(k % kinds + k // kinds) % 3]) for k, point in enumerate(grid)]
 
 
 def problem(setting: Setting, seed: int = 0) -> Problem:

@@ -81,6 +81,8 @@ def writable(argument, path) -> Path | None:
     """
     if path is None:
         return None
+    if path in ("", "-"):
+        raise Misuse(f"{argument}: expected the name of a file to write, got {path!r}")
     path = Path(path)
     if path.is_dir():
         raise Misuse(f"{argument}: expected a file to write, {path} is a folder")

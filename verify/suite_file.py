@@ -51,7 +51,7 @@ def load(path) -> dict[str, dict]:
     try:
         with open(path, encoding="utf-8") as file:
             cases = json.load(file)
-    except (ValueError, UnicodeDecodeError) as error:
+    except (ValueError, UnicodeDecodeError, RecursionError) as error:
         raise Misuse(f"FILE: expected JSON, {path} is not ({error})") from None
     except OSError as error:
         raise Misuse(f"FILE: cannot read {path} ({error.strerror})") from None

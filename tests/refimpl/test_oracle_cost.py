@@ -66,7 +66,7 @@ def test_the_rate_is_near_that_of_a_matrix_product():
         rounds.append((before, attention, seconds(lambda: np.matmul(A, B, out=C))))
         before, attention, after = np.transpose(rounds)
         median = np.median((before + after) / attention)
-        best = 2 * min(before.min(), after.min()) / attention.min()
+        best = (before + after).min() / attention.min()
         if len(rounds) >= 5 and max(median, best) >= 0.6:
             break
         assert len(rounds) < 25, f"{median:.2f} of a product's rate in the middle, {best:.2f} at best"

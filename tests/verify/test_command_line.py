@@ -1,6 +1,7 @@
 """The command line: exit 0, 1 or 2; misuse is one line that names the argument, before anything runs."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -23,9 +24,19 @@ MISUSE = {
     "--dtype int8": "--dtype: there is no storage type 'int8'; expected one of fp64, fp32, fp16, bf16",
     "--json /nowhere/at/all.json": "--json: expected a file in an existing folder, there is no /nowhere/at",
     "--html .": "--html: expected a file to write, . is a folder",
-    "--dump pyproject.toml": "--dump: expected a folder, pyproject.toml is a file",
+    "--dump pyproject.toml": "--dump: expected a folder to write, 'pyproject.toml' cannot be one",
+    "--dump /proc/x": "--dump: expected a folder to write, '/proc/x' cannot be one",
+    "--md -": "--md: expected the name of a file to write, got '-'",
+    "--json same --md same": "--json, --html, --md: expected different files, got same twice",
+    "--limit inf": "argument --limit: expected a number of seconds above 0 and up to a day, got 'inf'",
+    "--limit 1e300": "argument --limit: expected a number of seconds above 0 and up to a day, got '1e300'",
+    "bytes --json -": "--json: expected the name of a file to write, got '-'",
+    "bench --dtype int8": "--dtype: there is no storage type 'int8'",
+    "bench --d 300": "--d, --N: expected head dims up to 256",
+    "bench --N 99999999999999999999": "--d, --N: expected head dims up to 256",
+    "claims --id ,": "--id: expected the name of a entry",
     "--seed -1": "argument --seed: expected an integer of at least 0, got '-1'",
-    "--limit soon": "argument --limit: expected a number of seconds above 0, got 'soon'",
+    "--limit soon": "argument --limit: expected a number of seconds above 0 and up to a day, got 'soon'",
     "--jobs 0": "argument --jobs: expected an integer of at least 1, got '0'",
     "--on tpu": "argument --on: invalid choice: 'tpu'",
     "--kernel step4_causal": "unrecognized arguments: --kernel step4_causal",
@@ -50,6 +61,19 @@ def test_misuse_is_one_line_and_exit_2(line, nothing_runs, capsys):
     assert main(line.split()) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith(f"verify: {MISUSE[line]}") and err.count("\n") == 1
+
+
+def test_a_nest_too_deep_for_the_reader_is_misuse(tmp_path, nothing_runs, capsys):
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    assert main(["conformance", str(tmp_path / "deep.json")]) == 2
+    assert "expected JSON" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full on this system")
+def test_a_full_disk_is_said_in_one_line(capsys):
+    line = "--json /dev/full --kernels step3_flash_v2 --cases hand --dtype fp32"
+    assert main(line.split()) == 2
+    assert capsys.readouterr().err == "verify: output: No space left on device\n"
 
 
 def test_a_gpu_that_is_not_there_is_misuse(nothing_runs, capsys, monkeypatch):

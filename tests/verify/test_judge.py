@@ -17,7 +17,7 @@ ONLY_IN = {
 }
 # Faults that would go unseen without the cases named: they are what those cases are for.
 ONLY_BY = {
-    "aligned_top_left": {"causal_113x203", "empty_rows"},
+    "aligned_top_left": {"causal_113x203", "empty_rows", "edge_hides_one", "edge_shows_one"},
     "scale_of_dv": {"dv_not_d"},
     "dv_cut_to_d": {"dv_not_d"},
     "heads_tiled": {"gqa"},

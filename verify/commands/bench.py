@@ -10,6 +10,7 @@ from verify.misuse import Misuse
 from verify.progress import bar
 from verify.registry import KERNELS
 
+MAX_DIM, MAX_LENGTH = 256, 1 << 20
 MASKS = {"full": (False,), "causal": (True,), "both": (False, True)}
 
 
@@ -30,10 +31,12 @@ def run(args) -> int:
     lengths, dims, heads = _positive("--N", args.N), _positive("--d", args.d), _positive("--heads", args.heads)
     if args.mask not in MASKS:
         raise Misuse(f"--mask: expected one of {', '.join(MASKS)}, got {args.mask!r}")
-    target = options.writable("--json", args.json)
+    target, kinds = options.writable("--json", args.json), options.dtypes(args)
+    if max(dims) > MAX_DIM or max(lengths) > MAX_LENGTH:
+        raise Misuse(f"--d, --N: expected head dims up to {MAX_DIM} and lengths up to {MAX_LENGTH}")
     if reason := timing.missing():
         raise Misuse(f"bench: a GPU is needed to time anything, and {reason}")
-    todo = timing.points(names, lengths, dims, options.dtypes(args), MASKS[args.mask], heads[0])
+    todo = timing.points(names, lengths, dims, kinds, MASKS[args.mask], heads[0])
     clock, rows = timing.Clock(), []
     copy_gb_per_s = clock.copy_gb_per_s()
     with bar("bench") as update:

@@ -62,7 +62,7 @@ def choose(args) -> list:
         For an unknown section, verdict or id, or if nothing is left.
     """
     claims = ledger.load()
-    if args.id:
+    if args.id is not None:
         return [claims[id] for id in pick("--id", args.id, claims, what="entry")]
     known = list(inventory.TITLES) + sorted({claim.section for claim in claims.values()})
     sections = pick("--section", args.section, dict.fromkeys(known), what="section")

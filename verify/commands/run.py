@@ -31,8 +31,11 @@ def run(args) -> int:
     kernels, cases, dtypes = options.kernels(args), options.cases(args), options.dtypes(args)
     to_json = None if args.json == "-" else options.writable("--json", args.json)
     to_html, to_md = options.writable("--html", args.html), options.writable("--md", args.md)
-    if args.dump and Path(args.dump).is_file():
-        raise Misuse(f"--dump: expected a folder, {args.dump} is a file")
+    given = [path.absolute() for path in (to_json, to_html, to_md) if path]
+    if len(set(given)) < len(given):
+        raise Misuse(f"--json, --html, --md: expected different files, got {given[0].name} twice")
+    if args.dump is not None:
+        _folder("--dump", args.dump)
     executor = options.executor(args)
     plan = runner.Plan(
         tuple(ALL[name] for name in kernels),
@@ -66,6 +69,17 @@ def run(args) -> int:
     return 1 if summary.failures(results) else 0
 
 
+def _folder(argument, path):
+    """Make a folder to write to, or say that it cannot be."""
+    try:
+        if not path:
+            raise OSError("no name")
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = error.strerror or error
+        raise Misuse(f"{argument}: expected a folder to write, {path!r} cannot be one ({reason})") from None
+
+
 def _natural(text):
     """An integer from 0 on."""
     return _number(text, int, 0, "an integer of at least 0")
@@ -78,14 +92,14 @@ def _positive_int(text):
 
 def _positive(text):
     """A number of seconds above 0."""
-    return _number(text, float, 1e-3, "a number of seconds above 0")
+    return _number(text, float, 1e-3, "a number of seconds above 0 and up to a day", most=86_400)
 
 
-def _number(text, kind, least, expected):
+def _number(text, kind, least, expected, most=float("inf")):
     try:
         value = kind(text)
     except ValueError:
         value = None
-    if value is None or not value >= least:
+    if value is None or not least <= value <= most:
         raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}")
     return value
