@@ -46,6 +46,11 @@ def test_each_step_assembles_clean():
 
 
 @pytest.mark.slow
+def test_the_general_kernel_assembles_clean():
+    check([("general", d, dtype, ("sm_75", "sm_90a")) for d, dtype in ((32, "bf16"), (64, "fp16"), (128, "fp32"))])
+
+
+@pytest.mark.slow
 def test_every_combination_assembles_clean():
     archs = ("sm_75", "sm_80", "sm_90a")
     check([(step, d, dtype, archs) for step in STEPS for d in (32, 64, 113, 128, 256) for dtype in DTYPES])
