@@ -54,7 +54,7 @@ for q, row in zip(Q.astype(int), weights, strict=True):
 
 # %% [markdown]
 # With pencil and paper the rows of O are fractions, and they were written down as such for the tests.
-# Beside them, the oracle: attention in fp64 that is not tiled, does nothing clever and shares no code with
+# Beside them, the oracle: attention in fp64 that is not tiled and shares no code with
 # what it judges.
 
 # %%
