@@ -7,8 +7,8 @@ no masking; a score rule changes each score where it stands, in registers.
 stay natural until the rules have seen them; what rules need travels as ``aux`` arguments, so that another window,
 length or slope is no other kernel.
 
-**Traffic**: as step 4 for the live tiles, plus the arrays of the rules, which the formula leaves out. ``live(i, j)`` is
-whether the mask's class of the tile is not EMPTY.
+**Traffic**: as step 4 with the tiles that the mask does not call EMPTY in the place of those before the diagonal's end;
+the arrays of the rules come on top. The byte ledger has no formula for it: it depends on the rules' data.
 
 **Numerics**: fp32 throughout, as step 3; the scores are rounded once more, when log2(e) is multiplied in.
 
