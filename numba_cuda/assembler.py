@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 from numba.cuda import compiler, types
+from numba.cuda.cudadrv import nvvm
 from numba.cuda.np.numpy_support import from_dtype
 
 from flash_cuda.elements import STORAGE
@@ -91,10 +92,15 @@ class Assembler:
         # A stride-0 array of the right shape: only its type is looked at.
         return np.broadcast_to(np.zeros((), dtype), shape)
 
+    multiprocessors = 132
+
+    def tensor_maps(self, *tiles):
+        return np.zeros(16 * len(tiles), np.uint64)
+
     def result(self, array):
         return array
 
-    def launch(self, body, blocks, threads, args):
+    def launch(self, body, blocks, threads, args, shared=0):
         for arch, (cubin, ptx) in assemble(body, tuple(numba_type(a) for a in args), self.ccs).items():
             self.reports.append(Report(
                 kernel=body.__name__, arch=arch, f64=len(re.findall(r"\.f64\b", ptx)), **resources(cubin)))
@@ -112,7 +118,9 @@ def assemble(body, signature, ccs):
             body, types.void, signature, nvvm_options={"fastmath": False, "opt": 3}, cc=first[:2], lto=True)
     library = compiled.library
     library._entry_name = compiled.fndesc.llvm_func_name
-    compiler.kernel_fixup(library.get_function(compiled.fndesc.llvm_func_name), False)
+    kernel = library.get_function(compiled.fndesc.llvm_func_name)
+    compiler.kernel_fixup(kernel, False)
+    nvvm.set_launch_bounds(kernel, getattr(body, "jit_options", {}).get("launch_bounds"))
     return {arch: (bytes(library.get_cubin(cc=cc).code), library.get_lto_ptx(cc=cc)) for arch, cc in ccs.items()}
 
 

@@ -10,10 +10,14 @@ from typing import ClassVar
 
 import ml_dtypes
 import numpy as np
+from cuda.bindings import driver as binding
 from numba import cuda
+from numba.cuda.cudadrv.driver import driver
 
+from flash_cuda import tensor_map
 from flash_cuda.assembler import device_dtype, numba_type
 
+DEFAULT_SHARED_BYTES = 48 * 1024  # a block's dynamic shared memory unless a kernel asks for more
 GUARD_BYTES = 4096  # on each side of every output; a multiple of any alignment
 
 
@@ -68,6 +72,15 @@ class Gpu:
         view.face = np.dtype(dtype)
         return view
 
+    @property
+    def multiprocessors(self):
+        """Multiprocessors of the device."""
+        return cuda.get_current_device().MULTIPROCESSOR_COUNT
+
+    def tensor_maps(self, *tiles):
+        """Descriptors by which the copy engine finds boxes of arrays; ``(array, rows of a box)`` each."""
+        return upload(tensor_map.encode(*tiles), self.stream)
+
     def result(self, array):
         if not self._host:
             return array
@@ -86,8 +99,8 @@ class Gpu:
                 broken.append(name)
         return broken
 
-    def launch(self, body, blocks, threads, args):
-        configured = kernel_for(body, args)[blocks, threads, self.stream]
+    def launch(self, body, blocks, threads, args, shared=0):
+        configured = kernel_for(body, args, shared)[blocks, threads, self.stream, shared]
         configured(*args)
         self._launches.append((configured, args))
 
@@ -97,13 +110,26 @@ class Gpu:
             configured(*args)
 
 
-def kernel_for(body, args):
-    """The compiled kernel for these argument types; arrays of any strides share one."""
+def kernel_for(body, args, shared=0):
+    """The compiled kernel for these argument types; arrays of any strides share one.
+
+    ``body.jit_options``, if there, are passed to the compiler; ``shared`` bytes of dynamic shared memory are allowed.
+    """
     signature = tuple(numba_type(a) for a in args)
     key = body, signature
     if key not in Gpu._compiled:
-        Gpu._compiled[key] = cuda.jit(signature)(body)
+        kernel = cuda.jit(signature, **getattr(body, "jit_options", {}))(body)
+        if shared > DEFAULT_SHARED_BYTES:
+            _allow_shared(kernel, shared)
+        Gpu._compiled[key] = kernel
     return Gpu._compiled[key]
+
+
+def _allow_shared(kernel, nbytes):
+    """Let a compiled kernel have more dynamic shared memory than any has by default; Numba has no word for it."""
+    (overload,) = kernel.overloads.values()
+    attribute = binding.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    driver.cuKernelSetAttribute(attribute, nbytes, overload._codelibrary.get_cufunc().handle, 0)
 
 
 def upload(array, stream=0):

@@ -112,10 +112,10 @@ class Problem:
         """An fp32 workspace in global memory."""
         return self.on.empty(name, shape, np.dtype(np.float32))
 
-    def launch(self, body, blocks, *args):
-        """Run ``body`` on ``blocks`` blocks, unless there is nothing to do."""
+    def launch(self, body, blocks, *args, **how):
+        """Run ``body`` on ``blocks`` blocks, unless there is nothing to do; ``how`` goes to the executor."""
         if blocks:
-            self.on.launch(body, blocks, self.threads[0] * self.threads[1], args)
+            self.on.launch(body, blocks, self.threads[0] * self.threads[1], args, **how)
 
     def results(self):
         """(O, lse), and with tracing the trace as a third."""

@@ -1,0 +1,71 @@
+"""Tensor maps: the 128 bytes that tell Hopper's copy engine (TMA) where an array is and how large a box of it to copy.
+
+**Source**: CUDA Driver API, "Tensor Map Object Management", cuTensorMapEncodeTiled.
+"""
+
+import numpy as np
+from cuda.bindings import driver
+
+from flash_cuda.elements import STORAGE
+
+ALIGNMENT = 16  # bytes: of the array's start and of every stride but the last, which is that of neighbours
+SWIZZLE_COLUMNS = 64  # 128 bytes of 16-bit elements: the widest box that the 128-byte swizzle takes
+
+
+def obstacle(shape, strides, address, itemsize):
+    """Why the copy engine cannot read an array (B, H, N, d) where it lies; None if it can."""
+    if shape[3] > 1 and strides[3] != itemsize:
+        return "its last axis is not contiguous"
+    if address % ALIGNMENT:
+        return f"it does not start at a multiple of {ALIGNMENT} bytes"
+    for axis, name in enumerate(("batch", "head", "row")):
+        if shape[axis] > 1 and (strides[axis] % ALIGNMENT or strides[axis] <= 0):
+            return f"its {name} stride of {strides[axis]} bytes is not a positive multiple of {ALIGNMENT}"
+    return None
+
+
+def encode(*tiles):
+    """Tensor maps of device arrays, one after the other.
+
+    Parameters
+    ----------
+    tiles : (array, rows)
+        A device array (B, H, N, d) of a 16-bit type, and the rows of its box; a box is 64 columns wide. What a box has
+        beyond an end of the array is filled with zeros.
+
+    Returns
+    -------
+    maps : (16 len(tiles),), uint64
+
+    Raises
+    ------
+    RuntimeError
+        The driver refuses; its error is named.
+    """
+    return np.concatenate([_encode(array, rows) for array, rows in tiles])
+
+
+def _encode(array, rows):
+    kinds = driver.CUtensorMapDataType
+    kind = kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+    if array.dtype == STORAGE["bf16"][1]:
+        kind = kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+    sizes = array.shape[::-1]
+    # An axis of length 1 has no stride to speak of; the driver wants a multiple of 16 all the same.
+    strides = [s if n > 1 else ALIGNMENT for n, s in zip(array.shape[2::-1], array.strides[2::-1], strict=True)]
+    status, tensor_map = driver.cuTensorMapEncodeTiled(
+        kind,
+        4,
+        array.__cuda_array_interface__["data"][0],
+        [driver.cuuint64_t(n) for n in sizes],
+        [driver.cuuint64_t(s) for s in strides],
+        [driver.cuuint32_t(n) for n in (SWIZZLE_COLUMNS, rows, 1, 1)],
+        [driver.cuuint32_t(1)] * 4,
+        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"tensor map: {status.name} for shape {array.shape}, strides {array.strides}")
+    return np.array([int(word) for word in tensor_map.opaque], np.uint64)
