@@ -1,14 +1,17 @@
 """Any mask and any change of scores: step 4's kernel with rules in the place of the diagonal.
 
-**Idea**: a mask rule tells the class of each tile before it is loaded, so that empty ones cost one test and full ones
-no masking; a score rule changes each score where it stands, in registers.
+**Idea**: a mask rule tells the class of each tile before it is loaded, so that empty ones are stepped over and full
+ones need no masking; a score rule changes each score where it stands, in registers.
 
-**Changed from step4_causal**: the loop asks the rule for each tile's class instead of ending at the diagonal; scores
+**Changed from step4_causal**: the loop goes from live tile to live tile instead of ending at the diagonal: the block's
+T threads ask the rule for the classes of T key tiles at once and leave the steps between them in shared memory. Scores
 stay natural until the rules have seen them; what rules need travels as ``aux`` arguments, so that another window,
 length or slope is no other kernel.
 
 **Traffic**: as step 4 with the tiles that the mask does not call EMPTY in the place of those before the diagonal's end;
-the arrays of the rules come on top. The byte ledger has no formula for it: it depends on the rules' data.
+the arrays of the rules come on top. A skipped tile costs no load of Q, K or V, but what its class takes, once a block:
+a causal or window rule a few lengths that stay in cache, a document rule four ids (16 bytes), a mask tensor eight sums
+(32 bytes). The byte ledger has no formula for it: it depends on the rules' data.
 
 **Numerics**: fp32 throughout, as step 3; the scores are rounded once more, when log2(e) is multiplied in.
 
@@ -18,7 +21,7 @@ the arrays of the rules come on top. The byte ledger has no formula for it: it d
 from functools import cache
 
 from numba import cuda
-from numba.cuda.types import float32
+from numba.cuda.types import float32, int32, uint32
 
 from flash_cuda.elements import MASKED
 from flash_cuda.launch import TILES, prepare
@@ -36,9 +39,8 @@ RULE_TILES = TILES | {16: Tile(64, 32), 32: Tile(64, 32)}
 def make_kernel(Br, Bc, D, TY, TX, rules, dropping=False, tracing=False):
     """The kernel for one tile shape and one pair of rules; grid (B * Hq * Tr), TY * TX threads."""
     tile = tile_ops(Br, Bc, D, TY, TX)
-    rule = rule_ops(Br, Bc, TY, TX, rules.mask, rules.score, rules.grad)
-    classify = rules.tiles
-    RY, CX, VX = Br // TY, Bc // TX, D // TX
+    rule = rule_ops(Br, Bc, TY, TX, *rules)
+    RY, CX, VX, T = Br // TY, Bc // TX, D // TX, TY * TX
     D_pad, Bc_pad = D + 1, Bc + 1
 
     def general(Q, K, V, O, lse, scale, offsets, mask_aux, score_aux, drop_aux, trace):
@@ -47,6 +49,8 @@ def make_kernel(Br, Bc, D, TY, TX, rules, dropping=False, tracing=False):
         P_s = cuda.shared.array((Br, Bc_pad), float32)
         max_s = cuda.shared.array((Br, TX), float32)
         sum_s = cuda.shared.array((Br, TX), float32)
+        kind_s = cuda.shared.array(T, int32)
+        step_s = cuda.shared.array(T, int32)
         s = cuda.local.array((RY, CX), float32)
         O_acc = cuda.local.array((RY, VX), float32)
         m = cuda.local.array(RY, float32)
@@ -60,15 +64,21 @@ def make_kernel(Br, Bc, D, TY, TX, rules, dropping=False, tracing=False):
         h = cuda.blockIdx.x // Tr % Hq
         b = cuda.blockIdx.x // (Tr * Hq)
         h_k = h // (Hq // Hk)
-        first = i * Br + offsets[b]
-        last = min((i + 1) * Br, Nq) + offsets[b]
 
         # load: Q_i, Br x d elements, once
         tile.load(Q_s, Q[b, h], i * Br, 0)
         tile.start(m, l, O_acc)
 
-        for j in range(Tc):
-            kind = classify(b, h, first, last, j * Bc, min((j + 1) * Bc, Nk), *mask_aux)
+        j = int32(0)
+        while j < Tc:
+            t = uint32(j) % uint32(T)
+            if t == 0:  # the block's threads look at the next T key tiles, one each
+                cuda.syncthreads()  # what was known of the last T is not needed any more
+                rule.share_kinds(kind_s, b, h, i, j, 0, 1, Nq, Nk, offsets[b], mask_aux)
+                cuda.syncthreads()  # their classes are there
+                rule.share_steps(kind_s, step_s)
+                cuda.syncthreads()  # and the way from each live one to the next
+            kind = kind_s[t]
             if kind > 0:  # the same for all threads of the block: not an EMPTY tile
                 # load: K_j, Bc x d elements
                 tile.load(KV_s, K[b, h_k], j * Bc, 0)
@@ -95,6 +105,7 @@ def make_kernel(Br, Bc, D, TY, TX, rules, dropping=False, tracing=False):
                 if tracing:
                     tile.record(trace[b, h, j], m, l, O_acc, i * Br)
                 cuda.syncthreads()  # V_j has been read: the next tile may take its place
+            j += step_s[t]
 
         # write: O_i and lse_i, once
         tile.write(O_acc, l, m, O[b, h], lse[b, h], i * Br)

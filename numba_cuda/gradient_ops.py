@@ -14,6 +14,7 @@ from flash_cuda.tile_ops import as_module
 def gradient_ops(Br, Bc, D, TY, TX):
     """The routines for one tile shape, as device functions; parameters as `tile_ops.tile_ops`."""
     RY, CY, VX = Br // TY, Bc // TY, D // TX
+    SX = min(VX, 8)  # columns of a sum that comes beside those of dK and dV: more find no registers
 
     @cuda.jit(device=True)
     def share_row_products(O, dO, row0, part):
@@ -51,6 +52,38 @@ def gradient_ops(Br, Bc, D, TY, TX):
                 if not P_s[ty + a * TY, k] < float32(0.0):
                     for v in range(VX):
                         acc[a, v] += W_s[ty + a * TY, k] * x[v]
+
+    @cuda.jit(device=True)
+    def add_rows(P_s, W_s, X_s, sums, row0):
+        """sums (Nq, d) += W X, atomically: many blocks add to the same rows, in no order."""
+        ty, tx = cuda.threadIdx.x // TX, cuda.threadIdx.x % TX
+        acc = cuda.local.array((RY, SX), float32)
+        x = cuda.local.array(SX, float32)
+        for v0 in range(0, VX, SX):
+            for a in range(RY):
+                for v in range(SX):
+                    acc[a, v] = float32(0.0)
+            for k in range(Bc):
+                for v in range(SX):
+                    x[v] = X_s[k, tx + (v0 + v) * TX]
+                for a in range(RY):
+                    if not P_s[ty + a * TY, k] < float32(0.0):
+                        for v in range(SX):
+                            acc[a, v] += W_s[ty + a * TY, k] * x[v]
+            for a in range(RY):
+                row = row0 + ty + a * TY
+                for v in range(SX):
+                    column = tx + (v0 + v) * TX
+                    if row < sums.shape[0] and column < sums.shape[1]:  # guard: ragged rows, d need not fill D
+                        cuda.atomic.add(sums, (row, column), acc[a, v])
+
+    @cuda.jit(device=True)
+    def clear_rows(sums, row0):
+        """sums = 0 for the rows of a tile; nothing for an array without rows."""
+        for e in range(cuda.threadIdx.x, Br * sums.shape[1], TY * TX):
+            row = row0 + e // sums.shape[1]
+            if row < sums.shape[0]:  # guard: the last query tile is ragged
+                sums[row, e % sums.shape[1]] = float32(0.0)
 
     @cuda.jit(device=True)
     def accumulate_columns(P_s, W_s, X_s, acc):
@@ -92,5 +125,5 @@ def gradient_ops(Br, Bc, D, TY, TX):
                 if row < X.shape[0] and tx + v * TX < X.shape[1]:  # guard: ragged keys, d need not fill D
                     X[row, tx + v * TX] = narrow(factor * acc[a, v], X)
 
-    return as_module(share_row_products, write_row_sums, accumulate_rows, accumulate_columns, zero_columns,
-                     write_rows, write_columns)  # fmt: skip
+    return as_module(share_row_products, write_row_sums, accumulate_rows, add_rows, clear_rows, accumulate_columns,
+                     zero_columns, write_rows, write_columns)  # fmt: skip

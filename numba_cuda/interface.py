@@ -7,7 +7,7 @@ arrays and CPU tensors go to the GPU and return, or run on ``on=Emulator()``.
 The published semantics: causal is aligned to the bottom right; a window is closed on both sides and -1 is no bound;
 ALiBi adds -slope * |i + Nk - Nq - j|; query head h reads key head h // (H // Hk); a row that sees no key is 0.
 Where we differ: lse of such a row is -inf (flash-attn 2 writes +inf); fp32 is taken too, any head dim up to 256, and v
-may have another than q; a negative softcap is refused; every kernel is deterministic, asked or not.
+may have another than q; a negative softcap is refused.
 
 Source: the signatures and docstrings of flash-attn 2.8, `flash_attn_interface.py`.
 """
@@ -55,7 +55,8 @@ def flash_attn_func(
     alibi_slopes : (H,) or (B, H), float32, optional
         Copied to the host: on a GPU that waits for it.
     deterministic : bool
-        Makes no difference: no kernel of ours adds by atomics.
+        Of the gradients: the same bits every run. If not, dq is added up in any order, in one pass instead of two. The
+        forward pass always is.
     return_attn_probs : bool
         Also return softmax_lse and S_dmask; for testing, as S_dmask is N x N.
     rng_state : (seed, offset), optional
@@ -142,7 +143,7 @@ def flash_attn_backward(
     Returns
     -------
     dq, dk, dv : shapes and dtype of q, k, v
-        0 for a row that sees no key; the same bits every run.
+        0 for a row that sees no key; with deterministic the same bits every run, without it dk and dv only.
 
     Raises
     ------

@@ -69,6 +69,7 @@ class Call:
     threads: tuple = None
     explain: object = False
     probabilities: bool = False
+    deterministic: bool = False
 
     @property
     def needs(self):
@@ -101,9 +102,9 @@ class Call:
             raise TypeError(f"on: expected a Gpu executor for {self.kind.name} in GPU memory, got {type(on).__name__}")
         return on
 
-    def say(self, chosen, reason, on):
+    def say(self, chosen, reason, on, order="deterministic: no atomics"):
         """One line on which kernel runs, where, and why, to whoever asked with ``explain``."""
-        line = f"{self.name}: {chosen} ({getattr(on, 'where', 'custom')}): {reason}; deterministic: no atomics"
+        line = f"{self.name}: {chosen} ({getattr(on, 'where', 'custom')}): {reason}; {order}"
         if self.explain:
             (self.explain if callable(self.explain) else print)(line)
 
@@ -137,12 +138,16 @@ class Call:
         """(dq, dk, dv)."""
         with self.kind.device():
             on = self.executor()
-            self.say("backward", "one for all options", on)
+            if self.deterministic:
+                self.say("backward", "one for all options", on)
+            else:
+                self.say("backward_atomic", "one for all options", on, "not deterministic: dq by atomic additions")
             arrays = map(self.heads_first, (q, k, v, out))
             rows = None if dlse is None else self.kind.enter(dlse)
             *grads, _ = attention_backward(
-                *arrays, self.kind.enter(lse), self.heads_first(dout), dlse=rows, on=on, **self.options(self.needs)
-            )
+                *arrays, self.kind.enter(lse), self.heads_first(dout), dlse=rows, on=on,
+                deterministic=self.deterministic, **self.options(self.needs),
+            )  # fmt: skip
             return tuple(self.kind.leave(x, 0, 2, 1, 3) for x in grads)
 
     def signed_weights(self, q, k, on):
@@ -176,12 +181,12 @@ def make_call(
     window = tuple(None if n < 0 else n for n in check.pair("window_size", window_size, -1))
     cap, dropout = check.softcap(softcap), check.dropout(dropout_p, rng_state, kind.random)
     slopes = check.alibi_slopes(alibi_slopes, sizes["B"], sizes["H"])
-    check.flag("deterministic", deterministic)
+    deterministic = check.flag("deterministic", deterministic)
     probabilities = check.flag("return_attn_probs", return_attn_probs)
     check.extras(on, tile, threads, explain)
     return Call(
         name, kind, sizes, scale, causal, window, cap, slopes, dropout, used(lengths_q, sizes["Nq"]),
-        used(lengths_k, sizes["Nk"]), on, tile, threads, explain, probabilities,
+        used(lengths_k, sizes["Nk"]), on, tile, threads, explain, probabilities, deterministic,
     )  # fmt: skip
 
 

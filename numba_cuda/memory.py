@@ -2,7 +2,8 @@
 
 The race detector keeps, for each element, who touched it last and in which epoch (the number of barriers the
 block has passed). Two threads of one block may meet at an element only in different epochs; two blocks may not
-meet at a written element at all within one launch, since nothing orders them.
+meet at a written element at all within one launch, since nothing orders them. Only atomic additions may meet each other
+anywhere; they may not meet plain reads and writes.
 """
 
 from math import prod
@@ -34,12 +35,12 @@ class ReadOnly(KernelFault):
 
 
 class SharedArray:
-    """A shared array of one block, one or two dimensions; float32, as all our tiles are."""
+    """A shared array of one block, one or two dimensions; ``kind`` makes a stored number one of its type."""
 
-    def __init__(self, machine, shape, name):
+    def __init__(self, machine, shape, name, kind=np.float32):
         self.shape = tuple(shape) if isinstance(shape, tuple) else (shape,)
         size = prod(self.shape)
-        self._machine, self._name, self._width = machine, name, self.shape[-1]
+        self._machine, self._name, self._kind, self._width = machine, name, kind, self.shape[-1]
         self._value = [None] * size
         self._writer, self._written = [None] * size, [-1] * size  # thread, epoch of the last write
         self._reader, self._read = [None] * size, [-1] * size  # thread (or _MANY), epoch of the last read
@@ -74,8 +75,19 @@ class SharedArray:
             raise Race(f"{self._name}[{index}]: threads {self._writer[at]} and {me} write with no barrier between")
         if self._read[at] == epoch and self._reader[at] != me:
             raise Race(f"{self._name}[{index}]: thread {me} overwrites what another thread read since the last barrier")
-        self._value[at] = np.float32(value)
+        self._value[at] = self._kind(value)
         self._writer[at], self._written[at] = me, epoch
+
+
+class UnwatchedShared(SharedArray):
+    """The same without the race detector: the last write wins, and what nobody has written reads as NaN, or 0."""
+
+    def __getitem__(self, index):
+        value = self._value[self._at(index)]
+        return self._kind(np.nan if self._kind is np.float32 else 0) if value is None else value
+
+    def __setitem__(self, index, value):
+        self._value[self._at(index)] = self._kind(value)
 
 
 class GlobalArray:
@@ -85,9 +97,10 @@ class GlobalArray:
         self._machine, self.data, self.name, self._writable = machine, data, name, writable
         self.shape, self.dtype, self.ndim, self.size = data.shape, data.dtype, data.ndim, data.size
         self.count = parent.count if parent else SimpleNamespace(loads=0, stores=0)
-        # Element address -> (launch, block, epoch, thread) of its last write and read; inputs need neither.
+        # Element address -> (launch, block, epoch, thread) of its last write, read and addition; inputs need none.
         self._writes = parent._writes if parent else {}
         self._reads = parent._reads if parent else {}
+        self._adds = parent._adds if parent else {}
 
     def _key(self, index):
         if type(index) is not tuple:
@@ -110,15 +123,52 @@ class GlobalArray:
     def __getitem__(self, index):
         index = self._key(index)
         if len(index) < self.ndim:
-            return GlobalArray(self._machine, self.data[index], self.name, self._writable, self)
+            return type(self)(self._machine, self.data[index], self.name, self._writable, self)
         self.count.loads += 1
         if self._writable:
             me, at = self._who(), self._address(index)
             self._meet(self._writes.get(at), me, index, "reads what it wrote")
+            self._meet(self._adds.get(at), me, index, "reads what it added to")
             seen = self._reads.get(at)
             # Two readers in one epoch: remember one that no single writer can be.
             self._reads[at] = me if seen is None or seen[:3] != me[:3] or seen == me else (*me[:3], _MANY)
         return self.data[index]
+
+    def run(self, row, column, count):
+        """``count`` neighbouring elements of a row, loaded from an input at once; with 0 nothing is touched."""
+        if count:
+            self._key((row, column))
+            self._key((row, column + count - 1))
+        self.count.loads += count
+        return np.array(self.data[row, column : column + count]) if count else np.empty(0, self.dtype)
+
+    def box(self, rows, columns, row, column, head, batch, length=None):
+        """Part of an input (B, H, N, d), its corner anywhere: zeros where the array is not, or past ``length`` rows."""
+        B, H, N, d = self.shape
+        N = N if length is None else length
+        out = np.zeros((rows, columns), self.dtype)
+        if 0 <= batch < B and 0 <= head < H:
+            r, c = max(row, 0), max(column, 0)
+            part = self.data[batch, head, r : max(min(row + rows, N), 0), c : max(min(column + columns, d), 0)]
+            self.count.loads += part.size
+            out[r - row :, c - column :][: part.shape[0], : part.shape[1]] = part
+        return out
+
+    def reshape(self, *shape):
+        """The same elements under another shape; a view, for arrays whose elements lie in order."""
+        data = self.data.reshape(shape)
+        if self.size and not np.shares_memory(data, self.data):
+            raise ValueError(f"{self.name}: expected an array in order, got strides {self.data.strides}")
+        return type(self)(self._machine, data, self.name, self._writable, self)
+
+    @property
+    def strides(self):
+        """Bytes from an element to the next along each axis."""
+        return self.data.strides
+
+    @property
+    def __array_interface__(self):
+        return self.data.__array_interface__
 
     def __setitem__(self, index, value):
         index = self._key(index)
@@ -129,9 +179,29 @@ class GlobalArray:
         me, at = self._who(), self._address(index)
         self._meet(self._writes.get(at), me, index, "writes it too")
         self._meet(self._reads.get(at), me, index, "overwrites what it read")
+        self._meet(self._adds.get(at), me, index, "overwrites what it added to")
         self.count.stores += 1
         self._writes[at] = me
         self.data[index] = value
+
+    def add(self, index, value):
+        """Add atomically to one element; counts as a store, since nothing comes back."""
+        index = self._key(index)
+        if not self._writable:
+            raise ReadOnly(f"{self.name}[{index}]: a kernel may not write to its input")
+        if len(index) < self.ndim:
+            raise OutOfBounds(f"{self.name} of shape {self.shape}: {len(index)} indices")
+        me, at = self._who(), self._address(index)
+        self._meet(self._writes.get(at), me, index, "adds to what it wrote")
+        self._meet(self._reads.get(at), me, index, "adds to what it read")
+        self.count.stores += 1
+        seen = self._adds.get(at)
+        if seen is not None and seen[0] == me[0] and seen[1] != me[1]:
+            me = (me[0], _MANY, _MANY, _MANY)  # of several blocks: no single one may touch it any more
+        elif seen is not None and seen[:3] == me[:3] and seen != me:
+            me = (*me[:3], _MANY)
+        self._adds[at] = me
+        self.data[index] += value
 
     def _meet(self, other, me, index, what):
         """Raise if ``other`` and ``me`` are two threads of one launch with nothing between them."""
@@ -139,5 +209,13 @@ class GlobalArray:
             return
         if other[1] != me[1] or (other[2] == me[2] and other[3] != me[3]):
             who = "several threads" if other[3] == _MANY else f"thread {other[3]}"
-            raise Race(f"{self.name}[{index}]: {who} of block {other[1]} came first; thread {me[3]} of block {me[1]} "
+            where = "several blocks" if other[1] == _MANY else f"block {other[1]}"
+            raise Race(f"{self.name}[{index}]: {who} of {where} came first; thread {me[3]} of block {me[1]} "
                        f"{what}, with no barrier between")
+
+
+class UnwatchedGlobal(GlobalArray):
+    """The same without the race detector."""
+
+    def _meet(self, other, me, index, what):
+        """Let it pass."""

@@ -7,7 +7,7 @@ a kernel argument. Scores are natural here, since rules are written in them; the
 import math
 
 from numba import cuda
-from numba.cuda.types import float32
+from numba.cuda.types import float32, int32, uint32
 
 from flash_cuda.elements import MASKED, exp2
 from flash_cuda.tile_ops import as_module
@@ -20,47 +20,94 @@ def is_kept(b, h, row, col, key0, key1, threshold, keep):
     return keep[b, h, row, col] if keep.size else is_drawn(b, h, row, col, key0, key1, threshold)
 
 
-def rule_ops(Br, Bc, TY, TX, mask_fn, score_fn, grad_fn):
+def rule_ops(Br, Bc, TY, TX, mask_fn, tiles_fn, score_fn, grad_fn):
     """The routines for one tile shape and one pair of rules, as device functions.
 
     Parameters
     ----------
     Br, Bc, TY, TX : int
-        As `tile_ops.tile_ops`.
-    mask_fn, score_fn, grad_fn : device functions
-        seen(b, h, i, j, *aux), score(s, b, h, i, j, *aux) and its derivative; None for a forward kernel.
+        As `tile_ops.tile_ops`; at most 32 scores a thread.
+    mask_fn, tiles_fn, score_fn, grad_fn : device functions
+        seen(b, h, i, j, *aux), kind(b, h, i0, i1, j0, j1, *aux), score(s, b, h, i, j, *aux) and its derivative; None
+        for a forward kernel.
+
+    Raises
+    ------
+    ValueError
+        A thread has more scores than a word has bits.
     """
     RY, CX = Br // TY, Bc // TX
+    if RY * CX > 32:
+        raise ValueError(f"tile: expected at most 32 scores a thread, got ({Br}, {Bc}) for {TY} x {TX} threads")
     kept_fn = device(is_kept)
     grad_fn = grad_fn or score_fn  # a forward kernel has none, and never asks
     NEG_INF, LOG2E = -math.inf, math.log2(math.e)
 
     @cuda.jit(device=True)
+    def share_kinds(kind_s, b, h, i, j, step_i, step_j, Nq, Nk, offset, mask_aux):
+        """Thread t leaves the class of the t-th tile from (i, j) on, down or across; EMPTY past the end."""
+        i += step_i * cuda.threadIdx.x
+        j += step_j * cuda.threadIdx.x
+        kind = int32(0)
+        if i * Br < Nq and j * Bc < Nk:
+            last_i, last_j = min((i + 1) * Br, Nq), min((j + 1) * Bc, Nk)
+            kind = int32(tiles_fn(b, h, i * Br + offset, last_i + offset, j * Bc, last_j, *mask_aux))
+        kind_s[cuda.threadIdx.x] = kind
+
+    @cuda.jit(device=True)
+    def share_steps(kind_s, step_s):
+        """Each live tile's thread leaves how far the next live one is, or the end; the first tile's does so anyway."""
+        t = uint32(cuda.threadIdx.x)
+        if t == 0 or kind_s[t] > 0:
+            at = t + uint32(1)
+            while at < uint32(TY * TX) and kind_s[at] == 0:
+                at += uint32(1)
+            step_s[t] = int32(at - t)
+
+    @cuda.jit(device=True)
+    def visible(b, h, row0, col0, Nq, Nk, offset, whole, mask_aux):
+        """A bit for each of the thread's pairs, in order: 1 where it exists and is seen; ``whole`` spares the mask.
+
+        Bits and not an array: this loop may then be too long to unroll, whatever the rule, and the scores, which it
+        does not touch, stay in registers.
+        """
+        ty, tx = cuda.threadIdx.x // TX, cuda.threadIdx.x % TX
+        if whole and row0 + Br <= Nq and col0 + Bc <= Nk:
+            return uint32(0xFFFFFFFF)
+        bits = uint32(0)
+        for at in range(RY * CX):
+            row, j = row0 + ty + at // CX * TY, col0 + tx + at % CX * TX
+            # Guard: rules may look up arrays by row and key, so a pair past either end must not reach them.
+            if row < Nq and j < Nk and (whole or mask_fn(b, h, row + offset, j, *mask_aux)):
+                bits |= uint32(1) << uint32(at)
+        return bits
+
+    @cuda.jit(device=True)
     def apply(s, b, h, row0, col0, Nq, Nk, offset, whole, mask_aux, score_aux):
         """s = log2(e) score(s), or -inf for a pair that is hidden or does not exist; ``whole`` spares the mask."""
         ty, tx = cuda.threadIdx.x // TX, cuda.threadIdx.x % TX
+        bits = visible(b, h, row0, col0, Nq, Nk, offset, whole, mask_aux)
         for a in range(RY):
-            row = row0 + ty + a * TY
+            i = row0 + ty + a * TY + offset
             for c in range(CX):
-                j = col0 + tx + c * TX
                 x = float32(NEG_INF)
-                # Guard: rules may look up arrays by row and key, so a pair past either end must not reach them.
-                if row < Nq and j < Nk and (whole or mask_fn(b, h, row + offset, j, *mask_aux)):
-                    x = float32(LOG2E) * float32(score_fn(s[a, c], b, h, row + offset, j, *score_aux))
+                if bits >> uint32(a * CX + c) & uint32(1):
+                    x = float32(LOG2E) * float32(score_fn(s[a, c], b, h, i, col0 + tx + c * TX, *score_aux))
                 s[a, c] = x
 
     @cuda.jit(device=True)
     def share_weights(s, slope, b, h, row0, col0, Nq, Nk, offset, whole, lse, mask_aux, score_aux, P_s):
         """P = exp(score(s) - lse) into shared memory, MASKED where hidden; slope = d score / d s for the gradient."""
         ty, tx = cuda.threadIdx.x // TX, cuda.threadIdx.x % TX
+        bits = visible(b, h, row0, col0, Nq, Nk, offset, whole, mask_aux)
         for a in range(RY):
             row = row0 + ty + a * TY
+            i = row + offset
             for c in range(CX):
                 j = col0 + tx + c * TX
                 p = float32(MASKED)
                 slope[a, c] = float32(0.0)
-                if row < Nq and j < Nk and (whole or mask_fn(b, h, row + offset, j, *mask_aux)):
-                    i = row + offset
+                if bits >> uint32(a * CX + c) & uint32(1):
                     x = float32(score_fn(s[a, c], b, h, i, j, *score_aux))
                     if x != float32(NEG_INF):  # guard: a bias of -inf hides the key, as a mask does
                         p = exp2(float32(LOG2E) * (x - lse[row]))
@@ -115,12 +162,16 @@ def rule_ops(Br, Bc, TY, TX, mask_fn, score_fn, grad_fn):
                     dS[row, j] = float32(0.0) if p < float32(0.0) else p * (dP[a, c] - D[row])
 
     @cuda.jit(device=True)
-    def write_no_gradient(row0, col0, Nq, Nk, dS):
-        """Store 0 for the pairs of a tile that is not visited."""
+    def write_no_gradient(kind_s, i, j, step_i, step_j, Nq, Nk, dS):
+        """Store 0 for the pairs of those tiles from (i, j) on, down or across, that will not be visited."""
         ty, tx = cuda.threadIdx.x // TX, cuda.threadIdx.x % TX
-        for a in range(RY):
-            for c in range(CX):
-                if row0 + ty + a * TY < Nq and col0 + tx + c * TX < Nk:
-                    dS[row0 + ty + a * TY, col0 + tx + c * TX] = float32(0.0)
+        for t in range(TY * TX):
+            if kind_s[t] == 0:
+                for a in range(RY):
+                    for c in range(CX):
+                        row, key = (i + t * step_i) * Br + ty + a * TY, (j + t * step_j) * Bc + tx + c * TX
+                        if row < Nq and key < Nk:
+                            dS[row, key] = float32(0.0)
 
-    return as_module(apply, share_weights, drop, drop_products, share_gradient, write_bias_gradient, write_no_gradient)
+    return as_module(share_kinds, share_steps, apply, share_weights, drop, drop_products, share_gradient,
+                     write_bias_gradient, write_no_gradient)  # fmt: skip

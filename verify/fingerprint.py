@@ -11,24 +11,61 @@ import inspect
 from functools import cache
 from importlib import import_module
 
-PARTS = ("tile_ops", "elements")  # what every body is built from
-RULES = ("rule_ops", "vocabulary")  # and what those with rules have besides
+LADDER = ("step0_standard", "step1_fused", "step2_flash_v1", "step3_flash_v2", "step4_causal")
+PARTS = ("flash_cuda.tile_ops", "flash_cuda.elements")  # of the ladder; written out, so that its records stay valid
+TOGETHER = {"general": ("backward",)}  # judged as one kernel, so named as one
+PACKAGES = "flash_cuda", "refimpl"  # a kernel inlines the functions of rules too
+HOST = {f"flash_cuda.{stem}" for stem in ("launch", "gpu", "emulator", "memory", "assembler")} | {
+    "refimpl.frame", "refimpl.tiling"}  # fmt: skip  # around a kernel, not in it
 
 
 @cache
 def fingerprint(kernel):
-    """Twelve hexadecimal digits for a registered CUDA kernel.
+    """Twelve hexadecimal digits for a CUDA kernel.
 
     Parameters
     ----------
     kernel : str
-        A stem such as "step3_flash_v2".
+        The stem of a module of flash_cuda, such as "step3_flash_v2".
     """
     launch = import_module("flash_cuda.launch")
     digest = hashlib.sha256(repr((launch.TILES, launch.THREADS)).encode())
-    for stem in (kernel, *PARTS, *(RULES if kernel == "general" else ())):
-        digest.update(code_alone(inspect.getsource(import_module(f"flash_cuda.{stem}"))).encode())
+    own = [f"flash_cuda.{stem}" for stem in (kernel, *TOGETHER.get(kernel, ()))]
+    for module in (*own, *(PARTS if kernel in LADDER else built_from(*own))):
+        digest.update(code_alone(_source(module)).encode())
     return digest.hexdigest()[:12]
+
+
+def built_from(*modules) -> list[str]:
+    """Names of the modules of ours that these import, and those they import, without these and the host's.
+
+    Parameters
+    ----------
+    *modules : str
+        Full names, such as "flash_cuda.general".
+    """
+    found, todo = set(modules), list(modules)
+    while todo:
+        new = _imported(ast.parse(_source(todo.pop()))) - HOST - found
+        found |= new
+        todo += new
+    return sorted(found - set(modules))
+
+
+def _imported(tree):
+    """Full names of the modules of ours that a module imports, anywhere in it."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            whole = node.module not in PACKAGES
+            names |= {node.module} if whole else {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name for name in names if name and name.startswith(tuple(f"{package}." for package in PACKAGES))}
+
+
+def _source(module):
+    return inspect.getsource(import_module(module))
 
 
 def code_alone(source):

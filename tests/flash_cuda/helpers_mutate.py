@@ -5,14 +5,16 @@ import inspect
 import types
 
 
-def step_with(step, *edits, tile_ops=()):
-    """The module ``flash_cuda.<step>`` with each (old, new) text edit applied once; likewise ``tile_ops``.
+def step_with(step, *edits, **routines):
+    """The module ``flash_cuda.<step>`` with each (old, new) text edit applied once; likewise its modules of routines.
+
+    These are named as keywords: ``tile_ops=[(old, new)]``.
 
     An edit whose old text is not there exactly once raises, so a mutation cannot silently stop applying.
     """
-    ops = _edited("tile_ops", tile_ops).tile_ops
     module = _edited(step, edits)
-    module.tile_ops = ops
+    for name, changes in ({"tile_ops": ()} | routines).items():
+        setattr(module, name, getattr(_edited(name, changes), name))
     return module
 
 

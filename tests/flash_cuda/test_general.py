@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from random_options import draw, judge
 
 from flash_cuda import backward, general
+from flash_cuda.assembler import Assembler, numba_type
 from flash_cuda.emulator import Emulator
 from flash_cuda.rule_ops import is_kept
 from refimpl import options
@@ -33,6 +34,30 @@ def test_random_combinations_on_a_gpu():
     wrong = [told for seed in range(2000) if (told := judge(draw(seed, longest=150, dims=(33, 64)), on=Gpu))]
     assert not wrong, f"{len(wrong)} wrong, the first: {wrong[0]}"
     assert len(Gpu._compiled) - before <= 40
+
+
+class Signatures(Assembler):
+    """An executor that runs nothing and notes what would be compiled: a body for types of arguments."""
+
+    def __init__(self):
+        self.seen = set()
+
+    def launch(self, body, blocks, threads, args):
+        self.seen.add((body, tuple(numba_type(a) for a in args)))
+
+
+def test_random_combinations_share_their_kernels():
+    """After these hundred all kernels of the 2,000 have been asked for: another option is another argument."""
+    on = Signatures()
+    for seed in range(100):
+        made = draw(seed, longest=150, dims=(33, 64))
+        Q, K, V, dO = made.arrays.values()
+        O, lse = general.attention(Q, K, V, on=on, **made.options)
+        backward.attention_backward(Q, K, V, O, lse, dO, on=on, deterministic=seed % 2 == 0, **made.options)
+    assert len(on.seen) <= 40
+    assert {body.__name__ for body, _ in on.seen} == {
+        "general", "backward_rows", "backward_dq", "backward_dkv", "backward_dbias", "backward_atomic", "round_sums"
+    }  # fmt: skip
 
 
 def arrays(Nq=19, Nk=21, d=5, seed=0):
