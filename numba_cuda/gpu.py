@@ -78,7 +78,7 @@ class Gpu:
         return cuda.get_current_device().MULTIPROCESSOR_COUNT
 
     def tensor_maps(self, *tiles):
-        """Descriptors by which the copy engine finds boxes of arrays; ``(array, rows of a box)`` each."""
+        """Descriptors by which the copy engine finds boxes of arrays; ``(array, rows of a box[, length])`` each."""
         return upload(tensor_map.encode(*tiles), self.stream)
 
     def result(self, array):

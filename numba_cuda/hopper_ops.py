@@ -143,9 +143,10 @@ def hopper_ops(Bc, D, dtype):
     def record(trace, O_acc, r, l, m, scale_log2, exists, row, dv, lane):
         """Trace of one row: m in log2 units, l, O_acc."""
         l = quad_sum(l)
-        if exists:
+        if exists and lane & 3 == 0:  # once for the quad
             trace[row, 0] = m * scale_log2
             trace[row, 1] = l
+        if exists:
             for n in range(NO // 4):
                 for e in range(2):
                     column = 8 * n + 2 * (lane & 3) + e

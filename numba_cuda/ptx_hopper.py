@@ -122,7 +122,7 @@ def wgmma_registers(N, dtype):
     """acc (+)= A B for one m64 nN k16 step: A in registers, B in shared memory with rows along K (MN-major).
 
     Returns ``f(acc, A, k, B, keep)``: ``acc`` float32[N / 2]; ``A`` uint32 register array of packed pairs, of which
-    elements 4 k ... 4 k + 3 are this step's; ``B`` descriptor; ``keep`` as above. ``k`` must be a constant once unrolled.
+    elements 4 k ... 4 k + 3 are this step's; ``B`` descriptor; ``keep`` as above. ``k`` is a constant, once unrolled.
     """
     R = N // 2
     kind = PTX_TYPE[dtype]
@@ -309,9 +309,7 @@ def trade(typingctx, word, across):
     """The word of the lane whose number differs in the bits of ``across``. PTX: ``shfl.sync.bfly.b32``."""
 
     def codegen(context, builder, sig, args):
-        call = ir.InlineAsm(
-            ir.FunctionType(I32, [I32, I32]), "shfl.sync.bfly.b32 $0, $1, $2, 31, -1;", "=r,r,r", side_effect=True)  # fmt: skip
-        return builder.call(call, args)
+        return assembly(builder, I32, [I32, I32], "shfl.sync.bfly.b32 $0, $1, $2, 31, -1;", "=r,r,r", args)
 
     return signature(types.uint32, types.uint32, types.int32), codegen
 
@@ -325,9 +323,7 @@ def uniform(typingctx, word):
     """
 
     def codegen(context, builder, sig, args):
-        call = ir.InlineAsm(
-            ir.FunctionType(I32, [I32]), "redux.sync.or.b32 $0, $1, -1;", "=r,r", side_effect=True)  # fmt: skip
-        return builder.call(call, args)
+        return assembly(builder, I32, [I32], "redux.sync.or.b32 $0, $1, -1;", "=r,r", args)
 
     return signature(types.int32, types.int32), codegen
 

@@ -23,7 +23,10 @@ A block is WG consumer warpgroups, 64 query rows each, and a producer warpgroup 
 
 Which query tiles a block takes, and when: `schedule`.
 
-**Traffic**: as step 4: each block of Br rows loads the K and V tiles it can see, once.
+**Traffic**: as step 4: each query tile brings in Q_i and the K and V tiles it can see, once; a query tile that sees no
+key still brings in one. What a box has beyond an end of its tensor costs nothing.
+
+    requested = B*Hq*(f*Nq+e*(d+dv)*(Nq+sum(max(min(Nk,Bc),min(Nk,Bc*cdiv(min(Nq,i*Br+Br)+diag,Bc))) for i in range(Tr))))
 
 **Numerics**: fp16 or bf16 operands, fp32 sums; P is rounded to the storage type, l sums it unrounded, and O_acc is
 divided once at the end.
@@ -50,6 +53,7 @@ from flash_cuda import step4_causal
 from flash_cuda.hopper_ops import hopper_ops
 from flash_cuda.launch import prepare, storage
 from flash_cuda.schedule import group_size
+from flash_cuda.tensor_map import obstacle
 from refimpl.tiling import Tile
 
 BARRIER = 8  # bytes of an mbarrier; those of a ring of n stages: n "full" ones, then n "empty" ones
@@ -138,7 +142,7 @@ def make_kernel(shape, dtype, negate=False, tracing=False):
         per_group = int32(group * Tr)
         g = ptx.quotient(place, per_group)
         u, first = int32(place - g * per_group), int32(g * group)
-        members = int32(min(group, heads - first))
+        members = int32(max(min(group, heads - first), 1))  # past the last tile there are none
         i = ptx.quotient(u, members)
         h = int32(first + u - i * members)
         if (ptx.quotient(int32(heads - 1), group) - g) % 2 == 0:
@@ -389,19 +393,25 @@ def make_kernel(shape, dtype, negate=False, tracing=False):
 
 
 def attention(
-    Q, K, V, *, scale=None, causal=False, align="bottom_right", window=None, shape=None, on=None, trace=None
+    Q, K, V, *, scale=None, causal=False, align="bottom_right", window=None, tile=None, threads=None, shape=None, on=None,
+    trace=None,
 ):  # fmt: skip
     """softmax(scale Q K^T) V on the executor ``on``.
 
     Parameters
     ----------
     Q, K, V, scale, causal, align, on, trace
-        As `flash_cuda.launch.prepare`, but fp16 or bf16 only; d and dv multiples of 8; each array's last axis
-        contiguous, its other strides multiples of 16 bytes.
+        As `flash_cuda.launch.prepare`, but fp16 or bf16 only; d and dv multiples of 8. Arrays on a device must lie as
+        the copy engine can read them: the last axis contiguous, other strides multiples of 16 bytes. NumPy arrays that
+        do not are copied on their way.
     window : (left, right), optional
         Query i sees keys i - left ... i + right, both included; None for no bound.
+    tile : refimpl.tiling.Tile, optional
+        Br = 64, 128 or 192, Bc a multiple of 16; by `shape_for` if not given.
+    threads
+        Taken as every step does, and of no effect: a block has 128 for each 64 rows, and 128 to load.
     shape : Shape, optional
-        By `shape_for`, if not given.
+        In the place of ``tile``: everything that was chosen for speed.
 
     Returns
     -------
@@ -417,28 +427,55 @@ def attention(
     if kind not in ptx.PTX_TYPE:
         raise TypeError(f"Q: expected dtype fp16 or bf16 for step6_flash_v3, got {kind}; step4_causal takes fp32")
     d, dv = Q.shape[-1], V.shape[-1]
-    shape = shape or shape_for(max(d, dv), Q.shape[2], causal)
-    p = prepare(Q, K, V, scale, causal, align, Tile(shape.Br, shape.Bc), None, on, trace)
-    for name, n in (("Q", d), ("V", dv)):
-        if n % 8:
-            raise ValueError(f"{name}: expected a head dim that is a multiple of 8 for step6_flash_v3, got {n}; "
-                             "step4_causal takes any")  # fmt: skip
+    if shape is None:
+        shape = shape_for(max(d, dv), Q.shape[2], causal)
+        if tile:
+            shape = Shape(tile.Br, tile.Bc, shape.D)
+    p = prepare(Q, K, V, scale, causal, align, Tile(shape.Br, shape.Bc), (1, 1), on, trace)
+    _check(p, shape)
     low, high = _band(p, causal, align, window)
-    if not p.Nk:  # nothing to copy, and no tensor map for nothing
-        return step4_causal.attention(Q, K, V, scale=scale, on=p.on, trace=trace)
-    tiles = p.B * p.Hq * p.Tr
+    seen = min(p.Nk, max(p.Nq + high, 0))  # keys past these no row sees: they are left out, whatever they hold
+    if not seen:  # no tensor map is made for nothing
+        options = {"scale": scale, "causal": causal, "align": align}
+        return step4_causal.attention(Q, K, V, **options, on=p.on, trace=trace)
+    tiles, heads = p.B * p.Hq * p.Tr, p.B * p.Hq
     if not tiles:
         return p.results()
-    maps = p.on.tensor_maps((p.Q, shape.Br), (p.K, shape.Bc), (p.V, shape.Bc))
+    q, k, v = (_as_copied(p.on, *named) for named in (("Q", Q, p.Q), ("K", K, p.K), ("V", V, p.V)))
+    maps = p.on.tensor_maps((q, shape.Br), (k, shape.Bc, seen), (v, shape.Bc, seen))
     blocks = min(tiles, p.on.multiprocessors)
-    lengths = key_tiles_of(p, low, high)
-    heads = p.B * p.Hq
-    group = group_size(lengths, heads, 2 * p.Nk * (d + dv) * p.Hk // p.Hq, blocks)
+    group = group_size(key_tiles_of(p, low, high), heads, 2 * p.Nk * (d + dv) * p.Hk // p.Hq, blocks)
     kernel = make_kernel(shape, kind, p.scale < 0, p.tracing)
-    args = (maps, p.O, p.lse.reshape(heads * p.Nq), scale_of(p), low, high, heads, group, p.Hq, p.Hq // p.Hk, p.Nq, p.Nk, p.dv,
-            p.trace)  # fmt: skip
+    args = (
+        maps, p.O, p.lse.reshape(heads * p.Nq), scale_of(p), low, high, heads, group, p.Hq, p.Hq // p.Hk, p.Nq, p.Nk,
+        p.dv, p.trace,
+    )  # fmt: skip
     p.on.launch(kernel, blocks, shape.threads, args, shared=shape.shared_bytes)
     return p.results()
+
+
+def _check(p, shape):
+    """Refuse what this step cannot do, and say which can."""
+    for name, n in (("Q", p.d), ("V", p.dv)):
+        if n % 8:
+            raise ValueError(f"{name}: expected a head dim that is a multiple of 8 for step6_flash_v3, got {n}; "
+                             "step5_tensor_core takes any")  # fmt: skip
+    if shape.Br not in (64, 128, 192) or shape.Bc % 16 or not 16 <= shape.Bc <= 256:
+        raise ValueError(f"shape: expected Br 64, 128 or 192 and Bc a multiple of 16 up to 256, got {shape}")
+    if shape.D % 64 or not max(p.d, p.dv) <= shape.D <= 256:
+        raise ValueError(f"shape: expected D a multiple of 64, {max(p.d, p.dv)} ... 256, got {shape}")
+
+
+def _as_copied(on, name, array, sent):
+    """The input as the copy engine reads it: as it was sent to the executor, or a copy of a host array."""
+    problem = obstacle(array.shape, array.strides, 0, 2) if isinstance(array, np.ndarray) else obstacle(
+        sent.shape, sent.strides, sent.__cuda_array_interface__["data"][0], 2)  # fmt: skip
+    if problem is None:
+        return sent
+    if not isinstance(array, np.ndarray):
+        raise ValueError(f"{name}: expected an array that the copy engine can read, but {problem}; "
+                         "step5_tensor_core takes any strides")  # fmt: skip
+    return on.input(name, np.ascontiguousarray(array))
 
 
 def scale_of(p):

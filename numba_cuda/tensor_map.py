@@ -29,9 +29,9 @@ def encode(*tiles):
 
     Parameters
     ----------
-    tiles : (array, rows)
+    tiles : (array, rows) or (array, rows, length)
         A device array (B, H, N, d) of a 16-bit type, and the rows of its box; a box is 64 columns wide. What a box has
-        beyond an end of the array is filled with zeros.
+        beyond an end of the array is filled with zeros; likewise beyond its first ``length`` rows.
 
     Returns
     -------
@@ -42,15 +42,16 @@ def encode(*tiles):
     RuntimeError
         The driver refuses; its error is named.
     """
-    return np.concatenate([_encode(array, rows) for array, rows in tiles])
+    return np.concatenate([_encode(*tile) for tile in tiles])
 
 
-def _encode(array, rows):
+def _encode(array, rows, length=None):
     kinds = driver.CUtensorMapDataType
     kind = kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16
     if array.dtype == STORAGE["bf16"][1]:
         kind = kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-    sizes = array.shape[::-1]
+    d, N, H, B = array.shape[::-1]
+    sizes = d, N if length is None else length, H, B
     # An axis of length 1 has no stride to speak of; the driver wants a multiple of 16 all the same.
     strides = [s if n > 1 else ALIGNMENT for n, s in zip(array.shape[2::-1], array.strides[2::-1], strict=True)]
     status, tensor_map = driver.cuTensorMapEncodeTiled(
