@@ -73,6 +73,11 @@ class Gpu:
         return view
 
     @property
+    def capability(self):
+        """Compute capability of the device, (major, minor)."""
+        return cuda.get_current_device().compute_capability
+
+    @property
     def multiprocessors(self):
         """Multiprocessors of the device."""
         return cuda.get_current_device().MULTIPROCESSOR_COUNT

@@ -10,7 +10,7 @@ from numba import cuda
 from numba.cuda.types import float32, int32, uint64
 
 from flash_cuda.elements import log2
-from flash_cuda.ptx_hopper import ex2, fmax, pack, store_16, trade
+from flash_cuda.ptx_hopper import ex2, fmax, pack, reciprocal, store_16, trade
 from flash_cuda.tile_ops import as_module
 
 QUAD = 0xFFFFFFFF  # all lanes take part; each exchanges with its quad
@@ -29,6 +29,12 @@ def hopper_ops(Bc, D, dtype):
     NS, NO = Bc // 2, D // 2  # registers of S and of O a thread
     NEG_INF, LN2 = -math.inf, math.log(2.0)
     packed = pack(dtype)
+
+    @cuda.jit(device=True, forceinline=True)
+    def cap_scores(S, slope, cap):
+        """S = cap tanh(scale S / cap), as cap (1 - 2 / (1 + 2**(slope S))) with slope = 2 log2(e) scale / cap."""
+        for n in range(NS):
+            S[n] = cap * (float32(1.0) - float32(2.0) * reciprocal(float32(1.0) + ex2(S[n] * slope)))
 
     @cuda.jit(device=True, forceinline=True)
     def mask_above(S, row, j, Nk, high, lane):
@@ -153,4 +159,4 @@ def hopper_ops(Bc, D, dtype):
                     if column < dv:
                         trace[row, 2 + column] = O_acc[4 * n + 2 * r + e]
 
-    return as_module(mask_above, mask_below, softmax, pack_weights, rescale, finish, write, record)
+    return as_module(cap_scores, mask_above, mask_below, softmax, pack_weights, rescale, finish, write, record)

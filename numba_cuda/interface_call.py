@@ -14,21 +14,54 @@ from flash_cuda import interface_checks as check
 from flash_cuda.backward import attention_backward
 from flash_cuda.general import RULE_TILES
 from flash_cuda.launch import TILES, head_room
+from flash_cuda.tensor_map import address_of, obstacle
 from refimpl.philox import Dropout
 
 
 class Step(NamedTuple):
-    """A kernel that may be chosen: its module, the options that it can do, its tiles by head room."""
+    """A kernel that may be chosen: its module, the options that it can do, its tiles by head room.
+
+    capability : what the device must be: "" any, "8" that or later, "9a" exactly that
+    """
 
     module: str
     can: frozenset
     tiles: dict
+    capability: str = ""
 
     def attention(self, *args, **options):
         return importlib.import_module(f"flash_cuda.{self.module}").attention(*args, **options)
 
+    def lacks(self, needs, asked):
+        """Why the step cannot be taken, in words; None if it can."""
+        if missing := sorted(needs - self.can):
+            return f"cannot do {', '.join(missing)}"
+        if not self.capability:
+            return None
+        major, made_for = asked.capability[0], int(self.capability.rstrip("a"))
+        if major != made_for if self.capability.endswith("a") else major < made_for:
+            later = "" if self.capability.endswith("a") else " or later"
+            return f"is made for compute capability {made_for}{later}"
+        if asked.dtype.itemsize != 2:
+            return "takes fp16 and bf16"
+        if self.module == "step6_flash_v3" and (asked.d % 8 or asked.dv % 8):
+            return "takes head dims that are multiples of 8"
+        if self.module == "step6_flash_v3" and asked.obstacle:
+            return f"cannot copy {asked.obstacle}"
+        return None
 
-STEPS = (  # fastest first; one that can do less stands before one that can do more
+
+class Asked(NamedTuple):
+    """What the choice of a step for tensor cores depends on besides options."""
+
+    capability: tuple
+    dtype: np.dtype
+    d: int
+    dv: int
+    obstacle: str = None  # which array the copy engine cannot read, and why
+
+
+SIMT = (  # fastest first; one that can do less stands before one that can do more
     Step("step4_causal", frozenset({"causal"}), TILES),
     Step(
         "general",
@@ -36,13 +69,22 @@ STEPS = (  # fastest first; one that can do less stands before one that can do m
         RULE_TILES,
     ),
 )
+STEPS = (
+    Step("step6_flash_v3", frozenset({"causal", "window_size", "softcap"}), {}, "9a"),
+    Step("step5_tensor_core", frozenset({"causal"}), {}, "8"),
+    *SIMT,
+)
 
 
-def choose(needs):
-    """The fastest step that can do all that is needed, and why in words."""
-    step = next(step for step in STEPS if needs <= step.can)
-    faster = [f"{s.module} cannot do {', '.join(sorted(needs - s.can))}" for s in STEPS[: STEPS.index(step)]]
-    return step, "; ".join(faster) or "the fastest there is"
+def choose(needs, asked=None):
+    """The fastest step that can do all that is needed, and why in words; a SIMT one if no more is ``asked``."""
+    passed_over = []
+    for step in STEPS if asked else SIMT:
+        fault = step.lacks(needs, asked)
+        if fault is None:
+            return step, "; ".join(passed_over) or "the fastest there is"
+        passed_over.append(f"{step.module} {fault}")
+    raise AssertionError("the last step can do everything")
 
 
 @dataclass(frozen=True)
@@ -109,14 +151,25 @@ class Call:
             (self.explain if callable(self.explain) else print)(line)
 
     def options(self, needs):
-        """The keyword arguments of a kernel for these options."""
+        """The keyword arguments of a kernel for these options, those that are in use."""
         left, right = self.bounds
-        options = {"scale": self.scale, "causal": right == 0, "tile": self.tile, "threads": self.threads}
-        if needs - {"causal"}:
-            options |= {"window": (left, None if right == 0 else right), "softcap": self.softcap,
-                        "alibi_slopes": self.alibi_slopes, "dropout": self.dropout,
-                        "lengths_q": self.lengths_q, "lengths_k": self.lengths_k}  # fmt: skip
-        return options
+        window = (left, None if right == 0 else right) if "window_size" in needs else None
+        options = {
+            "window": window, "softcap": self.softcap, "alibi_slopes": self.alibi_slopes, "dropout": self.dropout,
+            "lengths_q": self.lengths_q, "lengths_k": self.lengths_k,
+        }  # fmt: skip
+        always = {"scale": self.scale, "causal": right == 0, "tile": self.tile, "threads": self.threads}
+        return always | {name: value for name, value in options.items() if value is not None}
+
+    def asked(self, on, arrays):
+        """What a step for tensor cores depends on; None where there is none to be had, or a tile was given."""
+        capability = getattr(on, "capability", None)
+        if capability is None or self.tile or self.threads:
+            return None
+        found = (None if isinstance(x, np.ndarray) else (name, obstacle(x.shape, x.strides, address_of(x), 2))
+                 for name, x in zip("qkv", arrays, strict=True))  # fmt: skip
+        words = next((f"{name}: {why}" for name, why in filter(None, found) if why), None)
+        return Asked(capability, arrays[0].dtype, arrays[0].shape[-1], arrays[2].shape[-1], words)
 
     def heads_first(self, x):
         """(B, N, H, d) as an executor takes it, (B, H, N, d)."""
@@ -125,12 +178,12 @@ class Call:
     def forward(self, q, k, v):
         """(out (B, Nq, H, dv), softmax_lse (B, H, Nq)), and S_dmask (B, H, Nq, Nk) if asked for."""
         needs = self.needs
-        step, reason = choose(needs)
         with self.kind.device():
             on = self.executor()
+            arrays = [self.heads_first(x) for x in (q, k, v)]
+            step, reason = choose(needs, self.asked(on, arrays))
             self.say(step.module, reason, on)
-            options = self.options(needs)
-            O, lse = step.attention(*map(self.heads_first, (q, k, v)), on=on, **options)
+            O, lse = step.attention(*arrays, on=on, **self.options(needs))
             out, lse = self.kind.leave(O, 0, 2, 1, 3), self.kind.leave(lse)
             return (out, lse, self.kind.from_host(self.signed_weights(q, k, on))) if self.probabilities else (out, lse)
 

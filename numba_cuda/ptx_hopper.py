@@ -273,6 +273,17 @@ def ex2(typingctx, x):
 
 
 @intrinsic
+def reciprocal(typingctx, x):
+    """1 / x in fp32, within one unit in the last place. PTX: ``rcp.approx.ftz.f32``."""
+
+    def codegen(context, builder, sig, args):
+        call = ir.InlineAsm(ir.FunctionType(F32, [F32]), "rcp.approx.ftz.f32 $0, $1;", "=f,f")
+        return builder.call(call, args)
+
+    return signature(types.float32, types.float32), codegen
+
+
+@intrinsic
 def fmax(typingctx, a, b):
     """The larger in one instruction; of a number and NaN the number. PTX: ``max.f32``."""
 
@@ -318,8 +329,8 @@ def trade(typingctx, word, across):
 def uniform(typingctx, word):
     """A value that all lanes of a warp have, such that the compiler knows it.
 
-    What is the same in all lanes may live in uniform registers, where wgmma wants its descriptors and from where branches
-    are taken together; a reduction over the warp is written there. PTX: ``redux.sync.or.b32``.
+    What is the same in all lanes may live in uniform registers, where wgmma wants its descriptors and from where
+    branches are taken together; a reduction over the warp is written there. PTX: ``redux.sync.or.b32``.
     """
 
     def codegen(context, builder, sig, args):

@@ -26,7 +26,7 @@ Which query tiles a block takes, and when: `schedule`.
 **Traffic**: as step 4: each query tile brings in Q_i and the K and V tiles it can see, once; a query tile that sees no
 key still brings in one. What a box has beyond an end of its tensor costs nothing.
 
-    requested = B*Hq*(f*Nq+e*(d+dv)*(Nq+sum(max(min(Nk,Bc),min(Nk,Bc*cdiv(min(Nq,i*Br+Br)+diag,Bc))) for i in range(Tr))))
+    requested = B*Hq*(f*Nq+e*(d+dv)*(Nq+sum(max(0,min(Nk,Nq+diag,Bc*max(1,cdiv(i*Br+Br+diag,Bc)))) for i in range(Tr))))
 
 **Numerics**: fp16 or bf16 operands, fp32 sums; P is rounded to the storage type, l sums it unrounded, and O_acc is
 divided once at the end.
@@ -41,6 +41,7 @@ only later rows see, and a table for the schedule (both cost the uniform registe
 **Source**: Shah et al., "FlashAttention-3" (2024), sections 3.1 and 3.2 (algorithms 1 and 2).
 """
 
+import math
 from functools import cache
 from typing import NamedTuple
 
@@ -53,12 +54,13 @@ from flash_cuda import step4_causal
 from flash_cuda.hopper_ops import hopper_ops
 from flash_cuda.launch import prepare, storage
 from flash_cuda.schedule import group_size
-from flash_cuda.tensor_map import obstacle
+from flash_cuda.tensor_map import address_of, obstacle
 from refimpl.tiling import Tile
 
 BARRIER = 8  # bytes of an mbarrier; those of a ring of n stages: n "full" ones, then n "empty" ones
 FAR = 1 << 29  # further than any key from any row
-TINY = np.float32(2.0**-100)
+LOG2E = math.log2(math.e)
+TINY = np.float32(2.0**-100)  # in the place of a scale of 0: all weights are 1, and a hidden -inf does not become NaN
 
 
 class Shape(NamedTuple):
@@ -111,10 +113,11 @@ def shape_for(d, Nq, causal):
 
 
 @cache
-def make_kernel(shape, dtype, negate=False, tracing=False):
+def make_kernel(shape, dtype, negate=False, capped=False, tracing=False):
     """The kernel for one shape and storage type; any number of blocks, ``shape.threads`` threads.
 
     ``negate`` is for a negative scale: the maximum must be that of scale S, and a product can turn its own sign.
+    ``capped``: scores are softcapped; ``slope`` and ``cap`` as `hopper_ops.cap_scores` takes them, else unused.
     """
     Br, Bc, D, k_stages, v_stages, q_stages, turns = shape
     WG = shape.consumers
@@ -210,7 +213,7 @@ def make_kernel(shape, dtype, negate=False, tracing=False):
         ops.record(at, O_acc, 0, l0, m0, scale_log2, row < Nq, row, dv, lane)
         ops.record(at, O_acc, 1, l1, m1, scale_log2, row + 8 < Nq, row + 8, dv, lane)
 
-    def step6_flash_v3(maps, O, lse, scale_log2, low, high, heads, group, Hq, share, Nq, Nk, dv, trace):
+    def step6_flash_v3(maps, O, lse, scale_log2, slope, cap, low, high, heads, group, Hq, share, Nq, Nk, dv, trace):
         base = (ptx.smem_address(cuda.shared.array(0, uint32)) + uint32(1023)) & uint32(0xFFFFFC00)
         Q_s = uint32(base)
         K_s = uint32(Q_s + uint32(q_stages * Q_BYTES))
@@ -298,6 +301,8 @@ def make_kernel(shape, dtype, negate=False, tracing=False):
                 if j + 1 == end:
                     ptx.mbarrier_arrive(uint32(Q_bars + uint32(Q_EMPTY)))
             k, k_phase = step(k, k_phase, k_stages)
+            if capped:
+                ops.cap_scores(S, slope, cap)
             mask(S, i, wg, row_in_tile, j, Nk, low, high, lane)
             m0, m1, l0, l1 = float32(NEG_INF), float32(NEG_INF), float32(0.0), float32(0.0)
             m0, m1, l0, l1, alpha0, alpha1 = ops.softmax(S, m0, m1, l0, l1, scale_log2)
@@ -348,6 +353,8 @@ def make_kernel(shape, dtype, negate=False, tracing=False):
                     if j + 1 == end:
                         ptx.mbarrier_arrive(uint32(Q_bars + uint32(Q_EMPTY) + uint32(BARRIER) * q))
                 k, k_phase = step(k, k_phase, k_stages)
+                if capped:
+                    ops.cap_scores(S, slope, cap)
                 mask(S, i, wg, row_in_tile, j, Nk, low, high, lane)
                 done_m0, done_m1, done_l0, done_l1 = m0, m1, l0, l1
                 if fresh:
@@ -393,8 +400,8 @@ def make_kernel(shape, dtype, negate=False, tracing=False):
 
 
 def attention(
-    Q, K, V, *, scale=None, causal=False, align="bottom_right", window=None, tile=None, threads=None, shape=None, on=None,
-    trace=None,
+    Q, K, V, *, scale=None, causal=False, align="bottom_right", window=None, softcap=None, tile=None, threads=None,
+    shape=None, on=None, trace=None,
 ):  # fmt: skip
     """softmax(scale Q K^T) V on the executor ``on``.
 
@@ -406,6 +413,8 @@ def attention(
         do not are copied on their way.
     window : (left, right), optional
         Query i sees keys i - left ... i + right, both included; None for no bound.
+    softcap : float, optional
+        Scores s become softcap tanh(s / softcap), before masks.
     tile : refimpl.tiling.Tile, optional
         Br = 64, 128 or 192, Bc a multiple of 16; by `shape_for` if not given.
     threads
@@ -432,7 +441,7 @@ def attention(
         if tile:
             shape = Shape(tile.Br, tile.Bc, shape.D)
     p = prepare(Q, K, V, scale, causal, align, Tile(shape.Br, shape.Bc), (1, 1), on, trace)
-    _check(p, shape)
+    _check(p, shape, softcap)
     low, high = _band(p, causal, align, window)
     seen = min(p.Nk, max(p.Nq + high, 0))  # keys past these no row sees: they are left out, whatever they hold
     if not seen:  # no tensor map is made for nothing
@@ -445,21 +454,26 @@ def attention(
     maps = p.on.tensor_maps((q, shape.Br), (k, shape.Bc, seen), (v, shape.Bc, seen))
     blocks = min(tiles, p.on.multiprocessors)
     group = group_size(key_tiles_of(p, low, high), heads, 2 * p.Nk * (d + dv) * p.Hk // p.Hq, blocks)
-    kernel = make_kernel(shape, kind, p.scale < 0, p.tracing)
+    scale_log2, slope = abs(p.scale_log2) or TINY, np.float32(0)
+    if softcap:  # it turns the scores to their own sign, and to natural units
+        scale_log2, slope = np.float32(LOG2E), np.float32(2 * LOG2E * float(p.scale) / softcap)
+    kernel = make_kernel(shape, kind, p.scale < 0 and not softcap, bool(softcap), p.tracing)
     args = (
-        maps, p.O, p.lse.reshape(heads * p.Nq), scale_of(p), low, high, heads, group, p.Hq, p.Hq // p.Hk, p.Nq, p.Nk,
-        p.dv, p.trace,
+        maps, p.O, p.lse.reshape(heads * p.Nq), scale_log2, slope, np.float32(softcap or 0), low, high, heads, group, p.Hq,
+        p.Hq // p.Hk, p.Nq, p.Nk, p.dv, p.trace,
     )  # fmt: skip
     p.on.launch(kernel, blocks, shape.threads, args, shared=shape.shared_bytes)
     return p.results()
 
 
-def _check(p, shape):
+def _check(p, shape, softcap):
     """Refuse what this step cannot do, and say which can."""
     for name, n in (("Q", p.d), ("V", p.dv)):
         if n % 8:
             raise ValueError(f"{name}: expected a head dim that is a multiple of 8 for step6_flash_v3, got {n}; "
                              "step5_tensor_core takes any")  # fmt: skip
+    if softcap is not None and not 0 < softcap < np.inf:
+        raise ValueError(f"softcap: expected a positive number, got {softcap}")
     if shape.Br not in (64, 128, 192) or shape.Bc % 16 or not 16 <= shape.Bc <= 256:
         raise ValueError(f"shape: expected Br 64, 128 or 192 and Bc a multiple of 16 up to 256, got {shape}")
     if shape.D % 64 or not max(p.d, p.dv) <= shape.D <= 256:
@@ -468,19 +482,14 @@ def _check(p, shape):
 
 def _as_copied(on, name, array, sent):
     """The input as the copy engine reads it: as it was sent to the executor, or a copy of a host array."""
-    problem = obstacle(array.shape, array.strides, 0, 2) if isinstance(array, np.ndarray) else obstacle(
-        sent.shape, sent.strides, sent.__cuda_array_interface__["data"][0], 2)  # fmt: skip
+    host = isinstance(array, np.ndarray)
+    problem = obstacle(array.shape, array.strides, 0 if host else address_of(sent), 2)
     if problem is None:
         return sent
-    if not isinstance(array, np.ndarray):
+    if not host:
         raise ValueError(f"{name}: expected an array that the copy engine can read, but {problem}; "
                          "step5_tensor_core takes any strides")  # fmt: skip
     return on.input(name, np.ascontiguousarray(array))
-
-
-def scale_of(p):
-    """|scale| log2(e) in fp32; for 0 a factor so small that all weights are 1, since 0 times a hidden -inf is NaN."""
-    return abs(p.scale_log2) or TINY
 
 
 def _band(p, causal, align, window):

@@ -24,6 +24,11 @@ def obstacle(shape, strides, address, itemsize):
     return None
 
 
+def address_of(array):
+    """Where an array on a device starts."""
+    return array.__cuda_array_interface__["data"][0]
+
+
 def encode(*tiles):
     """Tensor maps of device arrays, one after the other.
 
@@ -57,7 +62,7 @@ def _encode(array, rows, length=None):
     status, tensor_map = driver.cuTensorMapEncodeTiled(
         kind,
         4,
-        array.__cuda_array_interface__["data"][0],
+        address_of(array),
         [driver.cuuint64_t(n) for n in sizes],
         [driver.cuuint64_t(s) for s in strides],
         [driver.cuuint32_t(n) for n in (SWIZZLE_COLUMNS, rows, 1, 1)],

@@ -12,7 +12,7 @@ from numba import cuda
 
 from flash_cuda import interface
 from flash_cuda.interface import flash_attn_backward, flash_attn_func, flash_attn_qkvpacked_func
-from flash_cuda.interface_call import Call
+from flash_cuda.interface_call import Asked, Call, choose
 from flash_cuda.interface_memory import DeviceView
 from refimpl.philox import Dropout
 
@@ -292,3 +292,26 @@ def test_device_arrays_stay_on_the_device(dtype):
     for got, want in zip((out, lse, S, *grads), (*host, *host_grads), strict=True):
         assert cuda.is_cuda_array(got) and got.dtype == want.dtype
         np.testing.assert_array_equal(got.copy_to_host(), want)
+
+
+@pytest.mark.parametrize(
+    "change, needs, chosen, said",
+    [
+        ({}, (), "step6_flash_v3", "the fastest there is"),
+        ({}, ("causal", "window_size", "softcap"), "step6_flash_v3", "the fastest there is"),
+        ({"capability": (8, 6)}, ("causal",), "step5_tensor_core", "step6_flash_v3 is made for compute capability 9"),
+        ({"capability": (10, 0)}, (), "step5_tensor_core", "step6_flash_v3 is made for compute capability 9"),
+        ({"capability": (7, 5)}, (), "step4_causal", "step5_tensor_core is made for compute capability 8 or later"),
+        ({"capability": (8, 0)}, ("window_size",), "general", "step5_tensor_core cannot do window_size"),
+        ({"d": 20}, (), "step5_tensor_core", "step6_flash_v3 takes head dims that are multiples of 8"),
+        ({"dv": 100}, (), "step5_tensor_core", "step6_flash_v3 takes head dims that are multiples of 8"),
+        ({"obstacle": "k: it starts wrong"}, (), "step5_tensor_core", "step6_flash_v3 cannot copy k: it starts wrong"),
+        ({"dtype": np.dtype(np.float32)}, (), "step4_causal", "step6_flash_v3 takes fp16 and bf16"),
+        ({}, ("alibi_slopes", "causal"), "general", "step6_flash_v3 cannot do alibi_slopes"),
+    ],
+)
+def test_fastest_step_of_a_device(change, needs, chosen, said):
+    """What a GPU of some capability is given, and why nothing faster."""
+    asked = Asked((9, 0), np.dtype(np.float16), 64, 64)._replace(**change)
+    step, reason = choose(frozenset(needs), asked)
+    assert step.module == chosen and reason.startswith(said)
