@@ -6,6 +6,7 @@ from importlib import import_module
 import numpy as np
 
 from refimpl.philox import Dropout
+from verify.calls import as_rules
 
 
 def call(kernel, inputs, params, on):
@@ -29,8 +30,10 @@ def call(kernel, inputs, params, on):
     if "cu_seqlens_q" in inputs:
         return _packed(kernel, inputs, params, on)
     options = options_of(inputs, params)
-    if kernel.runs == "cuda" and "dropout_p" in options:
-        options["dropout"] = Dropout(options.pop("dropout_p"), keep=options.pop("keep", None))
+    if kernel.name != "oracle":
+        if "dropout_p" in options:
+            options["dropout"] = Dropout(options.pop("dropout_p"), keep=options.pop("keep", None))
+        options = as_rules(options) if kernel.runs == "numpy" else options
     Q, K, V, dO = (inputs.get(name) for name in ("q", "k", "v", "dO"))
     O, lse = kernel.attention()(Q, K, V, **options, **on)
     outputs = {"out": O, "lse": lse}
@@ -50,7 +53,8 @@ def _backward(kernel, Q, K, V, O, lse, dO, options, on):
         order = "v1" if "v1" in kernel.name else "v2"
         backward = import_module("refimpl.backward").attention_backward
         arithmetic = np.float64 if Q.dtype == np.float64 else np.float32
-        gradients = backward(Q, K, V, O, lse, dO, **options, **on, order=order, dtype=arithmetic)
+        dbias = any(rule.bias is not None for rule in options.get("rules", ()))
+        gradients = backward(Q, K, V, O, lse, dO, **options, **on, dbias=dbias, order=order, dtype=arithmetic)
     return {name: x for name, x in zip(("dq", "dk", "dv", "dbias"), gradients, strict=False) if x is not None}
 
 

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from refimpl import oracle
-from verify import errors, plain, tolerance
-from verify.cases import Problem
+from verify import errors, gradient_tolerance, plain, tolerance
+from verify.case import Problem
 from verify.result import Metrics, Result
+
+GRADIENTS = ("dQ", "dK", "dV", "dbias")
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ def reference(problem: Problem, dO=None) -> Reference:
     ----------
     problem : Problem
     dO : ndarray (B, Hq, Nq, dv), optional
-        With it, dQ, dK and dV are there too.
+        With it, dQ, dK and dV are there too, and dbias where the options hold a bias.
     """
     dtype, s = problem.dtype, problem.shape
     O, lse = oracle.attention(problem.Q, problem.K, problem.V, **problem.options)
@@ -47,16 +49,12 @@ def reference(problem: Problem, dO=None) -> Reference:
         "lse": Anchor(lse, lse_plain, tolerance.floor_lse(dtype, size), bounds["lse"]),
     }
     if dO is not None:
-        dQ, dK, dV, _ = oracle.attention_backward(problem.Q, problem.K, problem.V, dO, **problem.options)
-        back = plain.attention_backward(problem, O_plain, lse_plain, dO)
-        floors = (
-            tolerance.floor_dQ(dtype, size, dQ, dO, problem),
-            tolerance.floor_dK(dtype, size, dK, dO, problem),
-            tolerance.floor_dV(dtype, size, dV, dO),
-        )
+        truths = oracle.attention_backward(problem.Q, problem.K, problem.V, dO, **problem.options)
+        truths = {name: x for name, x in zip(GRADIENTS, truths, strict=True) if x is not None}
+        rough = dict(zip(GRADIENTS, plain.attention_backward(problem, O_plain, lse_plain, dO), strict=True))
+        floors = gradient_tolerance.floors(problem, O, lse, dO, truths)
         # No a-priori bound is derived for gradients: infinity says so.
-        for name, truth, rough, floor in zip(("dQ", "dK", "dV"), (dQ, dK, dV), back, floors, strict=True):
-            anchors[name] = Anchor(truth, rough, floor, np.inf)
+        anchors |= {name: Anchor(x, rough[name], floors[name], np.inf) for name, x in truths.items()}
     return Reference(anchors, spread=not problem.finite)
 
 
@@ -69,33 +67,37 @@ def malformed(problem: Problem, outputs: dict) -> str | None:
         "dQ": problem.Q.shape,
         "dK": problem.K.shape,
         "dV": problem.V.shape,
+        "dbias": np.shape(problem.options.get("bias")),
     }
     for name, got in outputs.items():
         if not isinstance(got, np.ndarray):
             return f"{name} is a {type(got).__name__}, expected a NumPy array"
         if got.shape != shapes[name]:
             return f"{name} has shape {got.shape}, expected {shapes[name]}"
-        wanted = np.dtype(np.float64 if problem.dtype == "fp64" else np.float32) if name == "lse" else problem.Q.dtype
+        wanted = problem.Q.dtype
+        if name in ("lse", "dbias"):  # fp32 in any storage type
+            wanted = np.dtype(np.float64 if problem.dtype == "fp64" else np.float32)
         if got.dtype != wanted:
             return f"{name} has dtype {got.dtype}, expected {wanted}"
     return None
 
 
-def judge(problem, O, lse, dtype=None, *, known=None, factor=tolerance.FACTOR, **gradients) -> dict[str, Metrics]:
+def judge(problem, O, lse=None, dtype=None, *, known=None, factor=tolerance.FACTOR, **gradients) -> dict[str, Metrics]:
     """Compare outputs with truth.
 
     Parameters
     ----------
     problem : Problem
     O : ndarray (B, Hq, Nq, dv), storage type
-    lse : ndarray (B, Hq, Nq), float32, natural logarithm
+    lse : ndarray (B, Hq, Nq), float32, natural logarithm, or None
+        None where the kernel returns none: then it is not judged.
     dtype : str, optional
         The storage type, if not the problem's own.
     known : Reference, optional
         The anchors, if they were computed before.
     factor : float
         How many times the plain formula's error is allowed.
-    dQ, dK, dV : ndarray
+    dQ, dK, dV, dbias : ndarray
         Gradients, if `known` has them.
 
     Returns
@@ -108,7 +110,7 @@ def judge(problem, O, lse, dtype=None, *, known=None, factor=tolerance.FACTOR, *
     ValueError
         If an output has the wrong type, shape or dtype.
     """
-    outputs = {"O": O, "lse": lse, **gradients}
+    outputs = {"O": O} | ({} if lse is None else {"lse": lse}) | gradients
     if complaint := malformed(problem, outputs):
         raise ValueError(complaint)
     known = known or reference(problem)

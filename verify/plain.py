@@ -9,29 +9,9 @@ import math
 
 import numpy as np
 
-F = np.float32
+from verify.plain_options import F, Options, visible
 
-
-def visible(Nq, Nk, causal=False, align="bottom_right", mask=None):
-    """Which query sees which key, from the definition.
-
-    Parameters
-    ----------
-    Nq, Nk : int
-    causal : bool
-    align : "bottom_right" or "top_left"
-        Query r is at position r + Nk - Nq, or r, on the keys' axis, and sees keys up to there.
-    mask : ndarray of bool, broadcastable to (..., Nq, Nk), optional
-        True: attend.
-
-    Returns
-    -------
-    ndarray of bool (Nq, Nk), or (..., Nq, Nk) of the mask
-    """
-    i, j = np.arange(Nq)[:, None], np.arange(Nk)
-    shift = Nk - Nq if align == "bottom_right" else 0
-    seen = j <= i + shift if causal else np.ones((Nq, Nk), bool)
-    return seen if mask is None else seen & np.asarray(mask, bool)
+__all__ = ["F", "add_broadcast", "attention", "attention_backward", "heads", "resolve", "softmax", "visible"]
 
 
 def resolve(scale, d):
@@ -39,17 +19,14 @@ def resolve(scale, d):
     return 1 / math.sqrt(d) if scale is None else float(scale)
 
 
-def heads(problem):
+def heads(problem, options=None):
     """Yield, for each batch and query head, (b, h, Q, K, V, seen) with fp32 matrices and a (Nq, Nk) mask."""
-    s = problem.shape
-    options = {name: problem.options.get(name) for name in ("causal", "align", "mask")}
-    options["align"] = options["align"] or "bottom_right"
-    seen = np.broadcast_to(visible(s.Nq, s.Nk, **options), (s.B, s.Hq, s.Nq, s.Nk))
+    s, options = problem.shape, options or Options(problem)
     Q, K, V = (x.astype(F) for x in (problem.Q, problem.K, problem.V))
     for b in range(s.B):
         for h in range(s.Hq):
             h_k = h // (s.Hq // s.Hk)
-            yield b, h, Q[b, h], K[b, h_k], V[b, h_k], seen[b, h]
+            yield b, h, Q[b, h], K[b, h_k], V[b, h_k], options.seen(b, h)
 
 
 def attention(problem):
@@ -58,7 +35,7 @@ def attention(problem):
     Parameters
     ----------
     problem : Problem
-        Options scale, causal, align and mask.
+        With any options.
 
     Returns
     -------
@@ -66,13 +43,14 @@ def attention(problem):
     lse : ndarray (B, Hq, Nq), float32, natural logarithm
     """
     s, stored = problem.shape, problem.Q.dtype
-    scale = F(resolve(problem.options.get("scale"), s.d))
+    scale, options = F(resolve(problem.options.get("scale"), s.d)), Options(problem)
     O = np.zeros((s.B, s.Hq, s.Nq, s.dv), stored)
     lse = np.full((s.B, s.Hq, s.Nq), -np.inf, F)
     with np.errstate(all="ignore"):  # NaN and inf in the inputs are cases, not accidents
-        for b, h, Q, K, V, seen in heads(problem):
-            P, lse[b, h] = softmax(_scores(Q, K, scale), seen)
-            O[b, h] = _product(P.astype(stored).astype(F), V, seen).astype(stored)
+        for b, h, Q, K, V, seen in heads(problem, options):
+            P, lse[b, h] = softmax(options.changed(b, h, _scores(Q, K, scale)), seen)
+            Z = options.factor(b, h)
+            O[b, h] = _product((P * Z).astype(stored).astype(F), V, seen & (Z > 0)).astype(stored)
     return O, lse
 
 
@@ -90,23 +68,33 @@ def attention_backward(problem, O, lse, dO):
     -------
     dQ, dK, dV : ndarray, storage type, of the shapes of Q, K and V
         A key head's gradient is the fp32 sum over the query heads that share it.
+    dbias : ndarray, float32, of the shape of the bias; None without one
+        Of dS before it is rounded for products, summed over what the bias was broadcast along.
     """
     s, stored = problem.shape, problem.Q.dtype
-    scale = F(resolve(problem.options.get("scale"), s.d))
+    scale, options = F(resolve(problem.options.get("scale"), s.d)), Options(problem)
     dQ = np.zeros(problem.Q.shape, F)
     dK, dV = np.zeros(problem.K.shape, F), np.zeros(problem.V.shape, F)
+    bias = problem.options.get("bias")
+    dbias = None if bias is None else np.zeros((1,) * (4 - np.ndim(bias)) + np.shape(bias), F)
     with np.errstate(all="ignore"):
-        for b, h, Q, K, V, seen in heads(problem):
+        for b, h, Q, K, V, seen in heads(problem, options):
             h_k = h // (s.Hq // s.Hk)
             m = np.where(np.isneginf(lse[b, h]), 0, lse[b, h])[:, None]
-            P = np.where(seen, np.exp(_scores(Q, K, scale) - m), 0)
+            S, Z = _scores(Q, K, scale), options.factor(b, h)
+            P = np.where(seen, np.exp(options.changed(b, h, S) - m), 0)
             G = dO[b, h].astype(F)
             D = _row_sum(G * O[b, h].astype(F))
-            dS = np.where(seen, P * (_scores(G, V, F(1)) - D[:, None]), 0).astype(stored).astype(F)
-            dV[b, h_k] += _product(P.astype(stored).astype(F).T, G, seen.T)
+            dP = np.where(Z > 0, Z * _scores(G, V, F(1)), 0)
+            dS = np.where(seen, P * (dP - D[:, None]), 0)
+            if dbias is not None:
+                add_broadcast(dbias, b, h, dS)
+            dS = np.where(seen, dS * options.slope(b, h, S), 0).astype(stored).astype(F)
+            dV[b, h_k] += _product((P * Z).astype(stored).astype(F).T, G, (seen & (Z > 0)).T)
             dQ[b, h] = scale * _product(dS, K, seen)
             dK[b, h_k] += scale * _product(dS.T, Q, seen.T)
-    return dQ.astype(stored), dK.astype(stored), dV.astype(stored)
+    gradients = dQ.astype(stored), dK.astype(stored), dV.astype(stored)
+    return *gradients, None if bias is None else dbias.reshape(np.shape(bias))
 
 
 def softmax(S, seen):
@@ -136,6 +124,13 @@ def _product(P, V, seen):
         term = P[:, j, None] * V[j]
         O += np.where(seen[:, j, None], term, F(0)) if wild[j] else term
     return O
+
+
+def add_broadcast(total, b, h, part):
+    """Add a head's (Nq, Nk) to its place in an array in which an axis of 1 stands for all."""
+    part = part.sum(axis=0, keepdims=True) if total.shape[2] == 1 else part
+    part = part.sum(axis=1, keepdims=True) if total.shape[3] == 1 else part
+    total[b if total.shape[0] > 1 else 0, h if total.shape[1] > 1 else 0] += part
 
 
 def _row_sum(X):

@@ -1,10 +1,12 @@
 """The kernels that can be judged: the ladder, and the NumPy implementations it is built beside."""
 
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 
 import numpy as np
 
+from refimpl.tiling import Tile, cdiv
 from verify.dtypes import DTYPES
 
 # What a caller may ask for; a kernel lists those it takes. The words of refusals.
@@ -13,17 +15,23 @@ OPTIONS = {
     "top_left": "causal masking aligned top left",
     "gqa": "fewer key heads than query heads",
     "strides": "views that are not contiguous",
+    "nan_hidden": "NaN at keys that no row sees",
+    "nan_seen": "NaN in values that only some rows see",
     "mask": "a boolean mask",
     "bias": "an additive bias",
     "window": "a sliding window",
     "softcap": "softcap",
     "alibi": "ALiBi",
+    "lengths": "padding by lengths",
+    "rules": "rules of one's own",
     "dropout": "dropout",
     "varlen": "packed sequences",
     "paged": "paged keys and values",
     "backward": "a backward pass",
 }
-_DENSE = frozenset({"causal", "top_left", "gqa", "strides"})
+HEAD_UNIT = 64  # a shape's head room is a multiple of it: one swizzled row
+_DENSE = frozenset({"causal", "top_left", "gqa", "strides", "nan_hidden", "nan_seen"})
+_OPTIONS = frozenset({"mask", "bias", "window", "softcap", "alibi", "lengths", "rules", "dropout", "backward"})
 
 
 @dataclass(frozen=True)
@@ -42,14 +50,20 @@ class Kernel:
         On an executor of flash_cuda, or directly.
     dtypes : tuple of str
         Storage types.
-    d_min, d_max : int
-        Head dims, of Q and K and of V.
+    d_min, d_max, d_unit : int
+        Head dims, of Q and K and of V: the range, and what they are multiples of.
     options : frozenset of str
         Out of `OPTIONS`.
     min_cc : tuple of int
         Lowest compute capability.
     spreads : str
         What a NaN in an input may reach.
+    tile_units : tuple of int
+        What Br and Bc are multiples of.
+    shaped : bool
+        Its tile is part of a ``Shape``, and its threads follow from that.
+    reciprocal : bool
+        O is O_acc times 1 / l, rather than O_acc / l.
     """
 
     name: str
@@ -61,28 +75,54 @@ class Kernel:
     dtypes: tuple = ("fp32", "fp16", "bf16")
     d_min: int = 1
     d_max: int = 256
+    d_unit: int = 1
     options: frozenset = _DENSE
     min_cc: tuple = (7, 5)
     spreads: str = "only the outputs that depend on it"
+    tile_units: tuple = (1, 1)
+    shaped: bool = False
+    reciprocal: bool = False
 
-    def attention(self):
+    def attention(self, load=import_module):
         """Import the kernel and return ``attention(Q, K, V, *, scale, causal, align, ...) -> (O, lse)``.
 
         A NumPy implementation computes in fp32, or in fp64 on fp64 inputs, and is given storage types here: its O is
-        rounded to Q's type and its lse to fp32, as a kernel's would be.
+        rounded to Q's type and its lse to fp32, as a kernel's would be. `load` finds modules by name.
         """
-        fn = import_module(self.module).attention
-        return fn if self.runs == "cuda" else _stored(fn)
+        module = load(self.module)
+        if self.runs != "cuda":
+            return _stored(module.attention)
+        return _shaped(module) if self.shaped else module.attention
 
-    def refuses(self, case, dtype) -> str | None:
+    def tile(self, tile) -> Tile:
+        """The smallest tile no smaller than the one given that the kernel takes."""
+        return Tile(*(unit * cdiv(n, unit) for n, unit in zip((tile.Br, tile.Bc), self.tile_units, strict=True)))
+
+    def attention_backward(self, load=import_module):
+        """Import and return ``attention_backward(Q, K, V, O, lse, dO, **options) -> (dQ, dK, dV, dbias or None)``.
+
+        Storage types in and out, as for `attention`; dbias is fp32.
+        """
+        if self.runs == "cuda":
+            return load("flash_cuda.backward").attention_backward
+        if self.name == "oracle":
+            return _stored_backward(_without_outputs(load(self.module).attention_backward))
+        # Step 2 goes with the v1 order of loops, the others with v2.
+        order = "v1" if "v1" in self.name else "v2"
+        return _stored_backward(partial(_by_steps, load("refimpl.backward").attention_backward, order))
+
+    def refuses(self, case, dtype, small=False) -> str | None:
         """Why the kernel does not take a case in a storage type; None if it does.
 
         Parameters
         ----------
-        case : verify.cases.Case
+        case : verify.case.Case
         dtype : str
+        small : bool
+            In its small shape.
         """
-        return self.lacks(case.needs, dtype, case.full.d, case.full.dv)
+        shape = case.shape(small)
+        return self.lacks(case.needs, dtype, shape.d, shape.dv)
 
     def lacks(self, needs, dtype, d, dv) -> str | None:
         """Why the kernel does not take a problem that needs these options, types and head dims; None if it does."""
@@ -91,13 +131,27 @@ class Kernel:
         for name, n in (("head dim", d), ("head dim of V", dv)):
             if not self.d_min <= n <= self.d_max:
                 return f"{name} {n} is outside {self.d_min} ... {self.d_max}"
+            if n % self.d_unit:
+                return f"{name} {n} is not a multiple of {self.d_unit}"
         missing = [OPTIONS[name] for name in OPTIONS if name in needs and name not in self.options]
         return f"does not take {', '.join(missing)}" if missing else None
 
 
+def _shaped(module):
+    """A kernel whose tile is part of a shape, called as the others are."""
+
+    def attention(Q, K, V, *, tile=None, threads=None, **options):
+        if tile:
+            D = HEAD_UNIT * cdiv(max(Q.shape[-1], V.shape[-1]), HEAD_UNIT)
+            options["shape"] = module.Shape(tile.Br, tile.Bc, D)
+        return module.attention(Q, K, V, **options)
+
+    return attention
+
+
 def _stored(fn):
     """A NumPy implementation with a kernel's interface: storage types in and out."""
-    untyped = fn.__module__ == "refimpl.oracle"  # always fp64
+    untyped = fn.__module__.endswith("refimpl.oracle")  # always fp64
 
     def attention(Q, K, V, **options):
         arithmetic = np.float64 if Q.dtype == np.float64 else np.float32
@@ -108,8 +162,32 @@ def _stored(fn):
     return attention
 
 
-def _step(stem, chapter, idea):
-    return Kernel(stem, chapter, idea, f"flash_cuda.{stem}", f"refimpl.{stem}")
+def _stored_backward(fn):
+    """Gradients with a kernel's interface: storage types in and out, dbias in fp32."""
+
+    def attention_backward(Q, K, V, O, lse, dO, **options):
+        dQ, dK, dV, dbias = fn(Q, K, V, O, lse, dO, **options)
+        arithmetic = np.float64 if Q.dtype == np.float64 else np.float32
+        return *(x.astype(Q.dtype) for x in (dQ, dK, dV)), None if dbias is None else dbias.astype(arithmetic)
+
+    return attention_backward
+
+
+def _without_outputs(fn):
+    """The oracle's gradients: it computes O and lse itself."""
+    return lambda Q, K, V, O, lse, dO, **options: fn(Q, K, V, dO, **options)
+
+
+def _by_steps(fn, order, Q, K, V, O, lse, dO, **options):
+    """refimpl's gradients; that of a bias where the rules hold one."""
+    dbias = any(rule.bias is not None for rule in options.get("rules", ()))
+    arithmetic = np.float64 if Q.dtype == np.float64 else np.float32
+    found = fn(Q, K, V, O, lse, dO, **options, dbias=dbias, order=order, dtype=arithmetic)
+    return found if dbias else (*found, None)
+
+
+def _step(stem, chapter, idea, **more):
+    return Kernel(stem, chapter, idea, f"flash_cuda.{stem}", f"refimpl.{stem}", **more)
 
 
 _LADDER = (
@@ -118,6 +196,18 @@ _LADDER = (
     _step("step2_flash_v1", "18.4", "online softmax, K/V outer loop: O, m, l go round through HBM"),
     _step("step3_flash_v2", "18.5.1", "Q outer loop, one block per Q tile: O, m, l never leave the chip"),
     _step("step4_causal", "18.5.2", "dead tiles not visited, only edge tiles masked"),
+    _step(
+        "step5_tensor_core", "18.4.5, 18.5", "products on tensor cores in 16 bits, copies running beside them",
+        dtypes=("fp16", "bf16"), min_cc=(8, 0), tile_units=(16, 16), reciprocal=True,
+        options=_DENSE - {"nan_seen"},
+        spreads="the outputs that depend on it, and rows of the query tiles that visit it in V",
+    ),
+    _step(
+        "step6_flash_v3", "18.6", "Hopper: copies, products and softmax overlap",
+        dtypes=("fp16", "bf16"), d_min=8, d_unit=8, min_cc=(9, 0), tile_units=(64, 16), shaped=True, reciprocal=True,
+        options=frozenset({"causal", "top_left", "gqa", "window"}),
+        spreads="the outputs that depend on it, and rows of the query tiles that visit it in V",
+    ),
 )
 KERNELS: dict[str, Kernel] = {kernel.name: kernel for kernel in _LADDER}
 
@@ -125,23 +215,21 @@ KERNELS: dict[str, Kernel] = {kernel.name: kernel for kernel in _LADDER}
 BRANCHES: dict[str, Kernel] = {
     "general": Kernel(
         "general", "18.7", "every option, as rules; gradients", "flash_cuda.general",
-        options=_DENSE | {"mask", "bias", "window", "softcap", "alibi", "dropout", "varlen", "backward"},
+        options=_DENSE | _OPTIONS | {"varlen"},
     ),
 }  # fmt: skip
 CUDA = KERNELS | BRANCHES
 
 # The oracle computes in fp64 whatever comes in. The NumPy steps compute in fp32 unless the inputs are fp64.
-_ANY = frozenset({"causal", "top_left", "gqa", "strides", "mask", "backward"})
-_MORE = frozenset({"bias", "window", "softcap", "alibi", "dropout", "varlen"})
 REFERENCES: dict[str, Kernel] = {
     "oracle": Kernel(
         "oracle", "18.2", "fp64, untiled: the truth", "refimpl.oracle", runs="numpy", dtypes=tuple(DTYPES),
-        d_max=1 << 20, options=_ANY | _MORE,
+        d_max=1 << 20, options=_DENSE | _OPTIONS - {"rules"} | {"varlen"},
     ),
     **{
         f"refimpl.{stem}": Kernel(
             f"refimpl.{stem}", kernel.chapter, kernel.idea, f"refimpl.{stem}", runs="numpy", dtypes=tuple(DTYPES),
-            d_max=1 << 20, options=_ANY,
+            d_max=1 << 20, options=_DENSE | _OPTIONS,
         )
         for stem, kernel in KERNELS.items()
     },

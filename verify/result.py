@@ -69,7 +69,7 @@ class Result:
     Attributes
     ----------
     executor : str
-        "gpu", "emulated" or "numpy"; device: its name.
+        "gpu", "emulated" or "numpy"; "cpu" or "simulated" for a kernel that is not ours. device: its name.
     size : dict
         B, Hq, Hk, Nq, Nk, d, dv of what ran, or would have run.
     tile : list of int or None
@@ -100,7 +100,7 @@ class Result:
 
     def to_dict(self) -> dict:
         """Plain data for JSON, in which NaN and infinities are the strings "nan", "inf", "-inf"."""
-        return _encode(asdict(self))
+        return encode(asdict(self))
 
     @classmethod
     def from_dict(cls, data) -> "Result":
@@ -113,19 +113,19 @@ class Result:
         return cls(**data)
 
 
-def _encode(value):
+def encode(value):
     """JSON has no word for NaN and infinities, so they become strings."""
     if isinstance(value, dict):
-        return {key: _encode(item) for key, item in value.items()}
+        return {key: encode(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_encode(item) for item in value]
+        return [encode(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return repr(value)
     return value
 
 
 def _decode(key, value):
-    """A metric from JSON: the strings of `_encode` back to numbers, the index back to a tuple."""
+    """A metric from JSON: the strings of `encode` back to numbers, the index back to a tuple."""
     if key == "worst_index":
         return tuple(value)
     return float(value) if isinstance(value, str) else value

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from refimpl.tiling import Tile
-from verify import executors, judge
+from verify import calls, executors, judge
 from verify.cases import DEFAULT, SMALL_THREADS, SMALL_TILE
 from verify.pool import cores, each
 from verify.registry import Kernel
@@ -67,7 +67,9 @@ class Plan:
         """[Br, Bc] that the plan asks a kernel for; None where the kernel chooses."""
         if name == "oracle" or self.executor_of(name) == "gpu":
             return None
-        return [SMALL_TILE, SMALL_TILE] if self.small else [64, 64]
+        size = SMALL_TILE if self.small else 64
+        tile = self.kernel(name).tile(Tile(size, size))
+        return [tile.Br, tile.Bc]
 
 
 def run(plan: Plan, progress=lambda done, total: None) -> list[Result]:
@@ -88,7 +90,7 @@ def run(plan: Plan, progress=lambda done, total: None) -> list[Result]:
     for turn, kernel in enumerate(plan.kernels):
         taken = []
         for key in (key for key in plan.keys if key[0] == kernel.name):
-            if reason := kernel.refuses(DEFAULT[key[1]], key[2]):
+            if reason := kernel.refuses(DEFAULT[key[1]], key[2], plan.small):
                 results[key] = _unjudged(plan, key, "skip", reason)
             else:
                 taken.append(key)
@@ -127,23 +129,17 @@ def run_one(plan: Plan, key: tuple, store: str) -> Result:
     """Build the case, run the kernel on it, judge it. Runs in the worker; exceptions of the kernel come through."""
     name, case_id, dtype = key
     kernel, kind = plan.kernel(name), plan.executor_of(name)
-    attention = kernel.attention()
+    kernel.attention()  # its import is not part of the time
     problem = DEFAULT[case_id].build(dtype, plan.small, plan.seed)
-    known = _reference(problem, store)
+    known = reference(problem, store)
     before = [x.tobytes() for x in (problem.Q, problem.K, problem.V)]
-    where = {}
-    if tile := plan.tile_of(name):
-        where["tile"] = Tile(*tile)
-    if kind != "numpy":
-        where["on"] = executors.open_executor(kind, problem.seed)
-    if kind == "emulated":
-        where["threads"] = SMALL_THREADS
+    where = placed(kind, plan.tile_of(name), problem.seed)
     start = time.perf_counter()
-    O, lse = attention(problem.Q, problem.K, problem.V, **problem.options, **where)
+    outputs = calls.outputs(kernel, problem, where)
     seconds = time.perf_counter() - start
     result = judge.verdict(
         problem,
-        {"O": O, "lse": lse},
+        outputs,
         known=known,
         before=before,
         # The emulator has no bands: it raises at the access itself.
@@ -155,26 +151,46 @@ def run_one(plan: Plan, key: tuple, store: str) -> Result:
         seconds=seconds,
     )
     if plan.dump:
-        _dump(Path(plan.dump), key, problem, O, lse, known)
+        dump(Path(plan.dump), key, problem, outputs, known)
     return result
 
 
-def _reference(problem, store):
-    """Truth and anchors, from whichever worker came to this case first."""
+def placed(kind, tile, seed) -> dict:
+    """Arguments that say where a kernel runs, in what tile, and in what order of threads.
+
+    Parameters
+    ----------
+    kind : "gpu", "emulated" or "numpy"
+    tile : [Br, Bc] or None
+        None leaves it to the kernel.
+    seed : int
+    """
+    where = {"tile": Tile(*tile)} if tile else {}
+    if kind != "numpy":
+        where["on"] = executors.open_executor(kind, seed)
+    if kind == "emulated":
+        where["threads"] = SMALL_THREADS
+    return where
+
+
+def reference(problem, store):
+    """Truth and anchors of a problem, from whichever worker came to this case first; `store` is their folder."""
     path = Path(store, f"{problem.case}-{problem.dtype}.pickle")
     if path.exists():
         return pickle.loads(path.read_bytes())
-    known = judge.reference(problem)
+    known = judge.reference(problem, problem.dO() if problem.backward else None)
     part = path.with_suffix(f".{os.getpid()}")
     part.write_bytes(pickle.dumps(known))
     os.replace(part, path)  # in one step, as another worker may be looking
     return known
 
 
-def _dump(folder, key, problem, O, lse, known):
+def dump(folder, key, problem, outputs, known):
     """All arrays of a run, bf16 widened to fp32 (exactly), as NumPy files go without it."""
     folder.mkdir(parents=True, exist_ok=True)
-    arrays = {"Q": problem.Q, "K": problem.K, "V": problem.V, "O": O, "lse": lse}
+    arrays = {"Q": problem.Q, "K": problem.K, "V": problem.V} | outputs
+    arrays |= {"dO": problem.dO()} if problem.backward else {}
+    arrays |= {name: x for name, x in problem.options.items() if isinstance(x, np.ndarray)}
     arrays |= {f"{name}_truth": anchor.truth for name, anchor in known.anchors.items()}
     arrays |= {f"{name}_plain": anchor.plain for name, anchor in known.anchors.items()}
     arrays = {n: x.astype(np.float32) if x.dtype.name == "bfloat16" else x for n, x in arrays.items()}

@@ -10,6 +10,8 @@ def shown(ratio: float) -> str:
     """Error over bound in a few characters, such as "0.61", "2e+06" or "inf"."""
     return f"{ratio:.2f}" if ratio < 1000 else f"{ratio:.0e}" if ratio < 1e9 else "inf"
 
+LACKS = "does not take "  # as `registry.Kernel.lacks` begins
+
 
 @dataclass(frozen=True)
 class Line:
@@ -64,18 +66,29 @@ def failures(results) -> list[Result]:
 
 
 def skips(results) -> dict[str, list[Result]]:
-    """Skipped results by reason."""
-    by_reason = {}
+    """Skipped results by who skipped them and why: options that a kernel lacks together, and kernels alike together."""
+    by_kernel = {}
     for result in results:
         if result.verdict == "skip":
-            by_reason.setdefault(f"{result.kernel}: {result.reason}", []).append(result)
-    return by_reason
+            missing = result.reason.startswith(LACKS)
+            by_kernel.setdefault(result.kernel, {}).setdefault(LACKS if missing else result.reason, []).append(result)
+    alike = {}
+    for kernel, reasons in by_kernel.items():
+        for reason, group in reasons.items():
+            if reason == LACKS:
+                words = [word for r in group for word in r.reason.removeprefix(LACKS).split(", ")]
+                reason = LACKS + ", ".join(dict.fromkeys(words))
+            alike.setdefault((reason, len(group)), {})[kernel] = group
+    return {
+        f"{', '.join(kernels)}: {reason}": [r for group in kernels.values() for r in group]
+        for (reason, _), kernels in alike.items()
+    }
 
 
 def what_ran(results) -> str:
     """One sentence on where the kernels ran and at what size."""
     said = []
-    for kind in ("gpu", "emulated", "numpy"):
+    for kind in ("gpu", "emulated", "numpy", "cpu", "simulated"):
         group = [r for r in results if r.executor == kind]
         if not group:
             continue
@@ -86,6 +99,10 @@ def what_ran(results) -> str:
             said.append(f"run on {group[0].device} at full size, N up to {N}")
         elif kind == "emulated":
             said.append(f"emulated on {group[0].device} at N up to {N}{tile}; full size not run")
+        elif kind == "simulated":
+            said.append(f"simulated on {group[0].device} at N up to {N}; full size not run")
+        elif kind == "cpu":
+            said.append(f"run on {group[0].device} at N up to {N}")
         else:
             said.append(f"NumPy on {group[0].device} at N up to {N}{tile}")
     return "; ".join(said)

@@ -1,22 +1,46 @@
 """The judge as a test author meets it: `check` runs a kernel on a case, `assert_attention_close` judges arrays."""
 
-import time
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
 
 from verify import tolerance
+from verify.arrays import KINDS, to_numpy
 from verify.cases import DEFAULT, Case, Problem
 from verify.dtypes import DTYPES, name_of
+from verify.foreign import LAYOUTS, Loaded
+from verify.foreign_call import Malformed, call
+from verify.foreign_signature import backward_signature, signature
 from verify.judge import explain, malformed, measure, reference, verdict
 from verify.misuse import suggest
 from verify.result import Result
 
+# The options of `assert_attention_close`, in the oracle's words.
+KNOWN = ("scale", "causal", "align", "mask", "bias", "window", "softcap", "alibi_slopes", "lengths_q", "lengths_k",
+         "keep", "dropout_p")  # fmt: skip
 
-def check(fn, case, *, dtype="fp32", small=True, seed=None, backward=None, factor=tolerance.FACTOR, **kwargs) -> Result:
+
+def check(
+    fn,
+    case,
+    *,
+    dtype="fp32",
+    small=True,
+    seed=None,
+    backward=None,
+    arrays="numpy",
+    layout="bhsd",
+    factor=tolerance.FACTOR,
+    **kwargs,
+) -> Result:
     """Run a function on a case and judge it.
 
     Parameters
     ----------
     fn : callable
-        ``fn(Q, K, V, *, scale, causal, align, **kwargs) -> (O, lse)`` on NumPy arrays.
+        ``fn(Q, K, V, *, scale, causal, ..., **kwargs) -> O or (O, lse)``. It is given the options that its signature
+        names, or all that there are if it takes ``**options``.
     case : str or Case
         A default case by name, or one's own.
     dtype : str
@@ -26,7 +50,12 @@ def check(fn, case, *, dtype="fp32", small=True, seed=None, backward=None, facto
     seed : int, optional
         Instead of the case's own.
     backward : callable, optional
-        ``backward(Q, K, V, O, lse, dO, *, scale, causal, align) -> (dQ, dK, dV)``, judged too.
+        ``backward(q, k, v, do, ...) -> (dQ, dK, dV)``, judged too; it is also given o and lse if it names them.
+        Without one, a case about gradients takes them from the autograd of torch or JAX.
+    arrays : str
+        What `fn` takes and returns: "numpy", "torch", "cupy", "jax" or "numba".
+    layout : "bhsd" or "bshd"
+        Of its arrays.
     factor : float
         How many times the plain formula's error is allowed.
     kwargs
@@ -40,32 +69,47 @@ def check(fn, case, *, dtype="fp32", small=True, seed=None, backward=None, facto
     Raises
     ------
     ValueError
-        For an unknown case or dtype.
+        For an unknown case, dtype or kind of arrays; or if the case has an option that `fn` does not name.
     """
     case = find_case(case)
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype: there is no {dtype!r}; {suggest(dtype, DTYPES)}")
+    for name, value, known in (("dtype", dtype, DTYPES), ("arrays", arrays, KINDS), ("layout", layout, LAYOUTS)):
+        if value not in known:
+            raise ValueError(f"{name}: there is no {value!r}; {suggest(value, known)}")
     problem = case.build(dtype, small, seed)
-    dO = problem.dO() if backward else None
+    problem = replace(problem, backward=problem.backward or backward is not None)
+    loaded = _loaded(fn, backward, arrays, kwargs)
+    given = {name for name, value in problem.options.items() if value is not None and value is not False}
+    if unnamed := given - {"align"} - loaded.parameters.keys():
+        raise ValueError(f"case: {case.id} has {', '.join(sorted(unnamed))}, which the function does not name")
     before = [x.tobytes() for x in (problem.Q, problem.K, problem.V)]
-    start = time.perf_counter()
-    outputs = dict(zip(("O", "lse"), fn(problem.Q, problem.K, problem.V, **problem.options, **kwargs), strict=True))
-    if backward:
-        back = backward(problem.Q, problem.K, problem.V, outputs["O"], outputs["lse"], dO, **problem.options)
-        outputs.update(zip(("dQ", "dK", "dV"), back, strict=True))
-    seconds = time.perf_counter() - start
-    return verdict(
-        problem,
-        outputs,
-        known=reference(problem, dO),
+    facts = {"kernel": getattr(fn, "__module__", "") or "function", "executor": "numpy", "device": "CPU", "tile": None}
+    try:
+        answer = call(loaded, problem, layout, watch=False)
+    except Malformed as error:
+        facts |= {"case": case.id, "dtype": dtype, "size": problem.shape._asdict(), "seed": problem.seed}
+        return Result(verdict="fail", reason=str(error), **facts)
+    facts |= {} if arrays == "numpy" else {"executor": answer.executor, "device": answer.device}
+    result = verdict(
+        replace(problem, **dict(zip("QKV", answer.inputs, strict=True))),
+        answer.outputs,
+        known=reference(problem, problem.dO() if problem.backward else None),
         factor=factor,
         before=before,
-        kernel=getattr(fn, "__module__", "") or "function",
-        executor="numpy",
-        device="CPU",
-        tile=None,
-        seconds=seconds,
+        seconds=answer.seconds,
+        **facts,
     )
+    if answer.broken:
+        told = f"wrote outside {' and '.join(answer.broken)}: its guard band changed"
+        result = replace(result, verdict="fail", reason="; ".join(filter(None, (told, result.reason))))
+    return result
+
+
+def _loaded(fn, backward, arrays, kwargs):
+    """A function as a kernel that was loaded."""
+    fn = partial(fn, **kwargs) if kwargs else fn
+    parameters, needed = signature(fn, everything=True)
+    back = backward_signature(backward, everything=True) if backward else ({}, frozenset())
+    return Loaded(fn, parameters, needed, arrays, "asked for", {}, backward, *back)
 
 
 def find_case(case) -> Case:
@@ -83,19 +127,23 @@ def find_case(case) -> Case:
     return DEFAULT[case]
 
 
-def assert_attention_close(O, lse, Q, K, V, *, factor=tolerance.FACTOR, **options):
+def assert_attention_close(O, lse, Q, K, V, *, layout="bhsd", factor=tolerance.FACTOR, **options):
     """Fail unless (O, lse) is attention of (Q, K, V) as closely as the plain formula gets at this precision.
 
     Parameters
     ----------
-    O : ndarray (B, Hq, Nq, dv), dtype of Q
-    lse : ndarray (B, Hq, Nq), float32, or None if there is none to judge
-    Q, K, V : ndarray (B, Hq, Nq, d), (B, Hk, Nk, d), (B, Hk, Nk, dv)
+    O : array (B, Hq, Nq, dv), dtype of Q
+        Of NumPy, PyTorch, CuPy, JAX or Numba, as are the others.
+    lse : array (B, Hq, Nq), float32, or None if there is none to judge
+    Q, K, V : array (B, Hq, Nq, d), (B, Hk, Nk, d), (B, Hk, Nk, dv)
         float64, float32, float16 or bfloat16.
+    layout : "bhsd" or "bshd"
+        Of Q, K, V and O: with "bshd", heads come after the length.
     factor : float
         How many times the plain formula's error is allowed.
     options
-        scale, causal, align, mask.
+        As `refimpl.oracle.attention`: scale, causal, align, mask, bias, window, softcap, alibi_slopes, lengths_q,
+        lengths_k, keep and dropout_p.
 
     Raises
     ------
@@ -104,9 +152,13 @@ def assert_attention_close(O, lse, Q, K, V, *, factor=tolerance.FACTOR, **option
     TypeError
         For an option or dtype that the judge does not know.
     """
-    unknown = options.keys() - {"scale", "causal", "align", "mask"}
-    if unknown:
-        raise TypeError(f"options: {', '.join(sorted(unknown))} not known; expected scale, causal, align, mask")
+    if unknown := options.keys() - set(KNOWN):
+        raise TypeError(f"options: {', '.join(sorted(unknown))} not known; expected {', '.join(KNOWN)}")
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout: there is no {layout!r}; {suggest(layout, LAYOUTS)}")
+    O, lse, Q, K, V = (_known(x) for x in (O, lse, Q, K, V))
+    if layout == "bshd":
+        O, Q, K, V = (np.swapaxes(x, 1, 2) if np.ndim(x) == 4 else x for x in (O, Q, K, V))
     problem = Problem(Q, K, V, options, dtype=name_of(Q.dtype))
     outputs = {"O": O} if lse is None else {"O": O, "lse": lse}
     if complaint := malformed(problem, outputs):
@@ -115,3 +167,11 @@ def assert_attention_close(O, lse, Q, K, V, *, factor=tolerance.FACTOR, **option
     judged = {name: measure(name, got, known, problem.dtype, factor) for name, got in outputs.items()}
     if wrong := explain(problem.case, judged):
         raise AssertionError(wrong)
+
+
+def _known(x):
+    """An array of any library as NumPy has it; what is no array stays what it is."""
+    try:
+        return to_numpy(x)
+    except TypeError:
+        return x

@@ -1,7 +1,9 @@
 """A small tiled kernel in NumPy with switches for bugs: the judge is tested on kernels whose faults are known."""
 
+import sys
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +12,8 @@ import pytest
 from verify.cases import DEFAULT
 from verify.judge import reference, verdict
 from verify.tolerance import FACTOR
+
+sys.path.insert(0, str(Path(__file__).parent))  # helpers_*, for this folder's tests
 
 F = np.float32
 TILE = 16

@@ -42,22 +42,24 @@ def test_the_oracle_is_right_in_every_case_whose_options_it_has():
 @pytest.mark.parametrize("name", [name for name in ALL if name.startswith("refimpl")])
 def test_the_numpy_steps_are_right(name, dtype):
     found = outcomes(name, dtype)
-    assert len(found) == 25 and [o for o in found.values() if o.verdict != "right"] == []
+    assert len(found) == 31 and [o for o in found.values() if o.verdict != "right"] == []
 
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_kernel_takes_the_cases_within_its_capabilities(name):
     taken = {c for c in SUITE if name in conformance.subjects(SUITE[c])}
-    taken = {c for c in taken if not conformance.refusal(SUITE[c], name, "fp32", "emulated")}
+    dtype = KERNELS[name].dtypes[0]
+    taken = {c for c in taken if not conformance.refusal(SUITE[c], name, dtype, "emulated")}
     assert taken == OF_THE_STEPS
-    assert "needs a GPU" in conformance.refusal(SUITE["A36"], name, "fp32", "emulated")
-    assert conformance.refusal(SUITE["A36"], name, "fp32", "gpu") is None
+    assert "needs a GPU" in conformance.refusal(SUITE["A36"], name, dtype, "emulated")
+    assert conformance.refusal(SUITE["A36"], name, dtype, "gpu") is None
 
 
 @pytest.mark.parametrize("name, case, dtype", [
     ("step0_standard", "A09", "fp16"), ("step1_fused", "A31", "fp16"), ("step2_flash_v1", "A37", "bf16"),
     ("step3_flash_v2", "A08", "bf16"), ("step4_causal", "A09", "fp32"), ("step4_causal", "A20", "fp32"),
-    ("step3_flash_v2", "A38", "fp16"), ("step0_standard", "A18", "fp32"),
+    ("step3_flash_v2", "A38", "fp16"), ("step0_standard", "A18", "fp32"), ("step5_tensor_core", "A09", "bf16"),
+    ("step5_tensor_core", "A31", "fp16"),
 ])  # fmt: skip
 def test_a_kernel_is_right_in_a_case(name, case, dtype):
     """A sample; `verify conformance` runs them all."""

@@ -6,7 +6,7 @@ import pytest
 from refimpl import backward, oracle, step3_flash_v2
 from refimpl.tiling import Tile
 from verify import assert_attention_close, check
-from verify.cases import DEFAULT
+from verify.cases import DEFAULT, DENSE
 from verify.judge import judge
 
 # Faults that a storage type hides: what they do is below its own rounding.
@@ -17,19 +17,22 @@ ONLY_IN = {
 }
 # Faults that would go unseen without the cases named: they are what those cases are for.
 ONLY_BY = {
-    "aligned_top_left": {"causal_113x203", "empty_rows", "edge_hides_one", "edge_shows_one"},
+    "aligned_top_left": {
+        "causal_113x203", "empty_rows", "edge_hides_one", "edge_shows_one", "edge_hides_one_far", "edge_shows_one_far",
+        "large_values_gqa",
+    },
     "scale_of_dv": {"dv_not_d"},
     "dv_cut_to_d": {"dv_not_d"},
-    "heads_tiled": {"gqa"},
-    "max_starts_at_0": {"all_negative"},
-    "max_starts_at_-5e4": {"all_negative"},
-    "max_starts_at_-65504": {"all_negative"},
+    "heads_tiled": {"gqa", "all_negative_gqa"},
+    "max_starts_at_0": {"all_negative", "all_negative_gqa"},
+    "max_starts_at_-5e4": {"all_negative", "all_negative_gqa"},
+    "max_starts_at_-65504": {"all_negative", "all_negative_gqa"},
     "mask_is_-1e4": {"empty_rows", "all_negative"},
     "max_of_unscaled": {"negative_scale"},
     "empty_row_is_nan": {"empty_rows", "no_keys"},
     "empty_row_is_mean": {"empty_rows"},
     "strides_ignored": {"offset_view", "fused_qkv", "stride_0"},
-    "nan_leaks": {"nan_hidden", "nan_seen"},
+    "nan_leaks": {"nan_hidden", "nan_hidden_gqa", "nan_seen"},
     "nan_swallowed": {"nan_seen"},
     "head_dim_tail_dropped": {"hand", "odd_head_dim"},
 }
@@ -38,7 +41,7 @@ ONLY_BY = {
 @pytest.mark.parametrize("dtype", ("fp32", "fp16", "bf16"))
 @pytest.mark.parametrize("tile", (16, 7))
 def test_a_correct_kernel_passes_every_case(faulty, dtype, tile):
-    assert [case for case in DEFAULT if faulty.fails(faulty.kernel(tile=tile), case, dtype)] == []
+    assert [case for case in DENSE if faulty.fails(faulty.kernel(tile=tile), case, dtype)] == []
 
 
 @pytest.mark.parametrize("dtype", ("fp32", "fp16", "bf16"))
@@ -46,12 +49,12 @@ def test_every_seeded_fault_is_rejected(faulty, dtype):
     """On small shapes, except where the storage type's own rounding covers the fault."""
     for bug in faulty.BUGS:
         if dtype in ONLY_IN.get(bug, (dtype,)):
-            assert any(faulty.fails(faulty.kernel(bug), case, dtype) for case in DEFAULT), bug
+            assert any(faulty.fails(faulty.kernel(bug), case, dtype) for case in DENSE), bug
 
 
 @pytest.mark.parametrize("bug", ONLY_BY)
 def test_some_faults_are_seen_by_few_cases(faulty, bug):
-    assert {case for case in DEFAULT if faulty.fails(faulty.kernel(bug), case)} == ONLY_BY[bug]
+    assert {case for case in DENSE if faulty.fails(faulty.kernel(bug), case)} == ONLY_BY[bug]
 
 
 def test_every_stress_case_rejects_something_that_the_square_case_lets_through(faulty):
@@ -161,13 +164,24 @@ def test_assert_attention_close(dtype):
         assert_attention_close(O[:, :, 1:], lse, *arrays, causal=True)
 
 
+@pytest.mark.parametrize("case", ("window_both", "bias", "lengths", "dropout", "all_options"))
+def test_assert_attention_close_knows_every_option(case):
+    """The oracle's own arguments; leaving one out fails."""
+    problem = DEFAULT[case].build("fp32")
+    arrays = problem.Q, problem.K, problem.V
+    O, lse = (x.astype(np.float32) for x in oracle.attention(*arrays, **problem.options))
+    assert_attention_close(O, lse, *arrays, **problem.options)
+    with pytest.raises(AssertionError, match="of case unnamed at"):
+        assert_attention_close(O, lse, *arrays, causal=problem.options["causal"])
+
+
 def test_misuse_of_the_python_face_names_what_was_expected(faulty):
     with pytest.raises(ValueError, match="case: there is no 'gqq'; did you mean 'gqa'"):
         check(faulty.kernel(), "gqq")
     with pytest.raises(ValueError, match="dtype: there is no 'int8'; expected one of fp64, fp32"):
         check(faulty.kernel(), "gqa", dtype="int8")
     x = np.zeros((1, 1, 2, 4), np.float32)
-    with pytest.raises(TypeError, match="options: dropout not known; expected scale, causal, align, mask"):
+    with pytest.raises(TypeError, match="options: dropout not known; expected scale, causal, align, mask, bias"):
         assert_attention_close(x, None, x, x, x, dropout=0.1)
     with pytest.raises(TypeError, match="dtype must be one of fp64, fp32, fp16, bf16, got int64"):
         assert_attention_close(x, None, x.astype(int), x, x)

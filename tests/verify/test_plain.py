@@ -26,7 +26,7 @@ def test_plain_gradients_are_near_truth(name, dtype, limit):
     dO = problem.dO()
     got = plain.attention_backward(problem, *plain.attention(problem), dO)
     want = oracle.attention_backward(problem.Q, problem.K, problem.V, dO, **problem.options)
-    for g, w in zip(got, want[:3], strict=True):
+    for g, w in zip(got[:3], want[:3], strict=True):
         np.testing.assert_allclose(g.astype(float), w, rtol=0, atol=limit, equal_nan=False, strict=True)
 
 

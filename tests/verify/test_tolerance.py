@@ -1,10 +1,12 @@
 """The limits: floors as their docstrings say, and an a-priori bound that nothing correct exceeds."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from verify import plain, tolerance
-from verify.cases import DEFAULT, Problem
+from verify.cases import DEFAULT, DENSE, Problem
 from verify.dtypes import DTYPES
 from verify.testing import check
 
@@ -32,21 +34,17 @@ def test_magnitudes_pass_over_hidden_scores_and_what_is_not_finite():
 @pytest.mark.parametrize("dtype, ulp", (("fp32", 2**-23), ("fp16", 2**-10), ("bf16", 2**-7)))
 def test_floors_by_hand(dtype, ulp):
     size = tolerance.Magnitudes(s=4.0, s_abs=6.0, v=5.0, lse=7.5)
-    problem, dO = tiny(dtype), np.array([[[[0.5]]]])
     assert tolerance.floor_O(dtype, size) == 2 * ulp * 5
     assert tolerance.floor_lse(dtype, size) == 4 * 2**-23 * 7.5
-    assert tolerance.floor_dV(dtype, size, np.array([0.25, -2.0]), dO) == 2 * ulp * 2
-    # max |dO.v| is 2.5, max |K| is 9, max |Q| is 2.
-    assert tolerance.floor_dQ(dtype, size, None, dO, problem) == 2 * ulp * 9 * 2.5
-    assert tolerance.floor_dK(dtype, size, np.array([100.0]), dO, problem) == 2 * ulp * 100
-    assert tolerance.floor_dK(dtype, size, np.array([1.0]), dO, problem) == 2 * ulp * 2 * 2.5
+    # Dropout at p = 1/2 doubles what it keeps.
+    assert tolerance.floor_O(dtype, replace(size, kept=2.0)) == 2 * ulp * 10
 
 
 @pytest.mark.parametrize("dtype", ("fp32", "fp16", "bf16"))
 def test_nothing_correct_exceeds_the_apriori_bound(dtype, faulty):
     """The plain formula and a tiled kernel, on every case: the bound is a bound."""
     correct = faulty.kernel()
-    for case in DEFAULT:
+    for case in DENSE:
         for name, m in check(correct, case, dtype=dtype).outputs.items():
             assert m.max_abs <= m.apriori, (case, name)
             assert m.plain <= m.apriori, (case, name)
