@@ -1,4 +1,4 @@
-"""The README's table of steps, written from the registry and the newest records: no number in it is typed."""
+"""The README's table of kernels, written from the registry and the newest records: no number in it is typed."""
 
 import re
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from figures import records
 from verify import document, summary
-from verify.registry import KERNELS
+from verify.registry import CUDA
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 BLOCK = re.compile(r"(<!-- steps:begin[^>]*-->\n)(.*?)(<!-- steps:end -->)", re.S)
@@ -26,12 +26,13 @@ def table(folder: Path = document.RECORDS) -> str:
     run = document.newest_gpu(folder)
     verified, points = summary.recorded(run), quoted(records.times(folder))
     rows = [
-        "| step | chapter | idea | verified | time | time, causal |",
+        "| kernel | chapter | idea | verified | time | time, causal |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for name, kernel in KERNELS.items():
-        link = f"`{name}` ([NumPy](refimpl/{name}.py), [kernel](numba_cuda/{name}.py))"
-        cells = [link, kernel.chapter, kernel.idea, _verified(verified, name)]
+    for name, kernel in CUDA.items():
+        sources = {"NumPy": kernel.reference and f"refimpl/{name}.py", "kernel": f"numba_cuda/{name}.py"}
+        links = ", ".join(f"[{word}]({path})" for word, path in sources.items() if path)
+        cells = [f"`{name}` ({links})", kernel.chapter, kernel.idea, _verified(verified, name)]
         cells += [_rate(points.get((name, causal))) for causal in (False, True)]
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(["", *rows, "", *_legend(run, points), ""])

@@ -1,7 +1,7 @@
 """Times measured on a GPU, as `verify/records` keeps them.
 
-`verify.timing.record` says what is in one: where it was made, the rate of a plain copy on that device, and `rows`,
-one a measured point. `dram_bytes` is there where a hardware counter was read.
+`verify.bench_record` says what is in one: where it was made, the rate of a plain copy on that device, and `rows`, one
+a measured point. `dram_bytes` is there where a hardware counter was read.
 """
 
 import json
@@ -73,17 +73,32 @@ def times(folder: Path = RECORDS) -> list[Point]:
         return []
     return [
         Point(
-            row["kernel"],
+            row["name"] if "name" in row else row["kernel"],
             record["device"],
-            record.get("copy_gb_per_s"),
+            _copy(record),
             row["fingerprint"],
             row["dtype"],
             row["causal"],
             Tile(*row["tile"]),
-            row["size"],
+            row["size"] if "size" in row else _size(row),
             row["median_ms"],
             row["p90_ms"],
             row.get("dram_bytes"),
         )
         for row in record["rows"]
+        # A record of `verify bench` also has peers, backward passes, and what could not be measured.
+        if "median_ms" in row and row.get("direction", "forward") == "forward" and "fingerprint" in row
     ]
+
+
+def _copy(record: dict) -> float | None:
+    """The rate of a plain copy, where records of either form keep it."""
+    if "ceilings" in record:
+        return record["ceilings"]["measured"]["gb_per_s"]
+    return record.get("copy_gb_per_s")
+
+
+def _size(row: dict) -> dict:
+    """Self-attention's sizes under all their letters."""
+    B, H, N, d = (row[name] for name in "BHNd")
+    return {"B": B, "Hq": H, "Hk": H, "Nq": N, "Nk": N, "d": d, "dv": d}

@@ -11,7 +11,7 @@ from verify.registry import ALL, KERNELS
 
 def add_kernels(parser):
     """--kernels"""
-    parser.add_argument("--kernels", metavar="NAMES", help="comma-separated; all of the ladder if left out")
+    parser.add_argument("--kernels", metavar="NAMES", help="comma-separated; all that fit if left out")
 
 
 def add_dtype(parser):
@@ -103,3 +103,19 @@ def readable(argument, path) -> Path:
     if not path.is_file():
         raise Misuse(f"{argument}: expected a file, there is none at {path}")
     return path
+
+
+def positive(argument, text) -> list[int]:
+    """Comma-separated positive integers.
+
+    Raises
+    ------
+    Misuse
+    """
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = [0]
+    if min(numbers) < 1:
+        raise Misuse(f"{argument}: expected positive integers, got {text!r}")
+    return numbers

@@ -1,121 +1,210 @@
-"""Time kernels on a GPU: CUDA events around the launches alone, with a cold L2, and the count of runs kept.
+"""Time work on a GPU that runs behind the host's back: events around the launches alone, a cold or a warm L2, in turns.
 
-The protocol, for each point: up to 20 warm-ups and up to 50 timed runs, all within 3 seconds (but at least one of
-each); before every timed run a buffer several times the size of the L2 cache is written, so that no input is found
-there. Outputs and workspaces are allocated beforehand. The median and the 90th percentile are reported.
+Three mistakes are easy, and each has its answer here.
+
+*The host's clock.* A launch returns before the kernel has begun. So the device's own events are used, recorded just
+before and just after the work.
+
+*Waiting counted as work.* An idle device reaches the first event at once and then waits until the host has got the work
+ready: tens of microseconds in Python, as long as a small kernel runs. So each run has a head start: while the
+device is still writing a buffer, the host gets events and work into the queue. How long the host takes is a figure of
+its own, `latency_us`.
+
+*A cache left warm.* The buffer of the head start is several times as large as the L2, so that no input is found there.
+For the warm time the work runs once more in between.
+
+Contenders take turns, A B C, C B A, ...: what drifts meets all of them alike (see `bench_stats`).
 """
 
 import time
-from dataclasses import asdict, dataclass
-from itertools import product
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from verify import document, executors, registry
-from verify.dtypes import DTYPES
-from verify.fingerprint import fingerprint
+from verify import executors
 
-WARMUPS, RUNS, SECONDS = 20, 50, 3.0
 FLUSH_BYTES = 256 << 20  # over twice the largest L2 to date
+ROUNDS = 24
+WARM_RUNS = 5
+LATENCY_RUNS = 15
+WARMUPS = 3
+MARGIN = 2.0  # the head start is this many times as long as the host needs
 
 
-@dataclass(frozen=True)
-class Point:
-    """One measurement to be made: self-attention of one batch, Hq = Hk heads, N tokens."""
-
-    kernel: str
-    N: int
-    d: int
-    heads: int
-    dtype: str
-    causal: bool
-
-    @property
-    def size(self):
-        """Sizes as results name them."""
-        N, d, H = self.N, self.d, self.heads
-        return {"B": 1, "Hq": H, "Hk": H, "Nq": N, "Nk": N, "d": d, "dv": d}
-
-
-def points(kernels, lengths, dims, dtypes, masks, heads):
-    """All combinations, the kernel varying fastest so that those compared are timed side by side."""
-    return [
-        Point(kernel, N, d, heads, dtype, causal)
-        for d, dtype, causal, N, kernel in product(dims, dtypes, masks, lengths, kernels)
-    ]
-
-
-class Clock:
-    """A GPU's clock: flushes the L2 and times launches with events."""
+class Device:
+    """The GPU as a clock needs it, on the default stream; `bench_simulated.Device` has the same methods."""
 
     def __init__(self):
         from numba import cuda
 
         self._cuda = cuda
-        self._flush = cuda.device_array(FLUSH_BYTES, np.uint8)
+        self._buffer = cuda.device_array(FLUSH_BYTES, np.uint8)
 
-    def once(self, work):
-        """Milliseconds of one cold run of ``work``."""
-        self._cuda.cudadrv.driver.device_memset(self._flush, 0, FLUSH_BYTES)
-        start, stop = self._cuda.event(), self._cuda.event()
-        start.record()
-        work()
-        stop.record()
-        stop.synchronize()
+    def host_ms(self):
+        """The host's time in milliseconds."""
+        return 1e3 * time.perf_counter()
+
+    def flush(self):
+        """Queue the writing of a buffer that pushes everything else out of the L2."""
+        self._cuda.cudadrv.driver.device_memset(self._buffer, 0, FLUSH_BYTES)
+
+    def mark(self):
+        """Queue an event and return it."""
+        event = self._cuda.event()
+        event.record()
+        return event
+
+    def wait(self):
+        """Until the queue is empty."""
+        self._cuda.synchronize()
+
+    def elapsed_ms(self, start, stop):
+        """Milliseconds between two events that have passed."""
         return self._cuda.event_elapsed_time(start, stop)
 
-    def run(self, work):
-        """(times in ms, number of warm-ups) by the protocol; a third of the seconds go to warming up."""
-        begin = time.perf_counter()
-        warm = 0
-        while warm < 1 or (warm < WARMUPS and time.perf_counter() - begin < SECONDS / 3):
-            self.once(work)
-            warm += 1
-        times = []
-        while not times or (len(times) < RUNS and time.perf_counter() - begin < SECONDS):
-            times.append(self.once(work))
-        return times, warm
-
-    def copy_gb_per_s(self, nbytes=4 << 30):
-        """Rate of a device-to-device copy, bytes read plus bytes written: the memory ceiling of this very device."""
+    def copy_gb_per_s(self, clock, nbytes=4 << 30):
+        """Rate of a plain copy, bytes read plus bytes written."""
         source, target = (self._cuda.device_array(nbytes, np.uint8) for _ in range(2))
-        times, _ = self.run(lambda: target.copy_to_device(source))
+        times = [clock.cold(lambda: target.copy_to_device(source)) for _ in range(7)]
         return 2 * nbytes / float(np.median(times)) / 1e6
 
 
-def measure(point, clock):
-    """One row of a record: what ran, and its times."""
-    from flash_cuda.gpu import Gpu, upload
-    from flash_cuda.launch import tile_for
+class Clock:
+    """Times single runs of work on a device."""
 
-    rng = np.random.default_rng([point.N, point.d, point.heads])
-    shape, kind = (1, point.heads, point.N, point.d), DTYPES[point.dtype].numpy
-    arrays = [upload(rng.standard_normal(shape, dtype=np.float32).astype(kind)) for _ in range(3)]
-    on = Gpu()
-    registry.KERNELS[point.kernel].attention()(*arrays, causal=point.causal, on=on)
-    times, warm = clock.run(on.replay)
-    tile = tile_for(point.d)
-    return {
-        **{key: asdict(point)[key] for key in ("kernel", "dtype", "causal")},
-        "tile": [tile.Br, tile.Bc],
-        "size": point.size,
-        "median_ms": float(np.median(times)),
-        "p90_ms": float(np.percentile(times, 90)),
-        "min_ms": float(min(times)),
-        "runs": len(times),
-        "warmups": warm,
-        "fingerprint": fingerprint(point.kernel),
-    }
+    def __init__(self, device=None):
+        self.device = device or Device()
+        self.flush_ms = None
+        self._flushes = 2
+        self.flush_ms = float(np.median([self.cold(self.device.flush) for _ in range(5)]))
+
+    def give_start(self, host_ms):
+        """Make the head start long enough for work that takes the host so long to launch."""
+        self._flushes = 2 + int(MARGIN * host_ms / self.flush_ms)
+
+    def cold(self, work):
+        """Milliseconds of one run with nothing of its own in the L2."""
+        self._head_start()
+        return self._timed(work)
+
+    def warm(self, work):
+        """Milliseconds of one run straight after another."""
+        self._head_start()
+        work()
+        return self._timed(work)
+
+    def latency_us(self, work, runs=LATENCY_RUNS):
+        """Microseconds that the host takes to get the work into an empty queue: median."""
+        taken = []
+        for _ in range(runs):
+            self.device.wait()
+            begin = self.device.host_ms()
+            work()
+            taken.append(self.device.host_ms() - begin)
+        self.device.wait()
+        return 1e3 * float(np.median(taken))
+
+    def _head_start(self):
+        self.device.wait()
+        for _ in range(self._flushes):
+            self.device.flush()
+
+    def _timed(self, work):
+        start = self.device.mark()
+        work()
+        stop = self.device.mark()
+        self.device.wait()
+        return self.device.elapsed_ms(start, stop)
 
 
-def record(rows, copy_gb_per_s):
-    """A record of times: the head that says where it was made, and its rows."""
-    return {
-        **document.head("times", "gpu"),
-        "protocol": {"warmups": WARMUPS, "runs": RUNS, "seconds": SECONDS, "l2": "cold", "clock": "CUDA events"},
-        "copy_gb_per_s": copy_gb_per_s,
-        "rows": rows,
-    }
+@dataclass
+class Contender:
+    """One way of doing the work of a point.
+
+    Attributes
+    ----------
+    name : str
+    work : callable
+        Launches it; no arguments, returns at once.
+    within : callable
+        A context manager in which the work runs as it should, entered outside the clock.
+    outputs : callable or None
+        Host arrays of the sampled rows, to be checked before anything is timed.
+    facts : dict
+        What a record says of it: version, fingerprint, tile, ...
+    """
+
+    name: str
+    work: object
+    within: object = nullcontext
+    outputs: object = None
+    facts: dict = field(default_factory=dict)
+
+
+@dataclass
+class Times:
+    """What was measured of a contender: cold times a round, in order, and the rest.
+
+    Attributes
+    ----------
+    ms, warm_ms : list of float
+        One cold run a round; some warm runs after the rounds, if the contender took part in all of them.
+    latency_us : float
+        Of the host.
+    """
+
+    ms: list = field(default_factory=list)
+    warm_ms: list = field(default_factory=list)
+    latency_us: float = float("nan")
+
+
+def interleaved(clock, contenders, rounds=ROUNDS, seconds=3.0, fewest=1) -> dict[str, Times]:
+    """Time contenders in turns.
+
+    Parameters
+    ----------
+    clock : Clock
+    contenders : list of Contender
+        Each has run before: nothing is compiled any more.
+    rounds : int
+        At most so many, each a cold run of everyone still taking part.
+    seconds : float
+        For all of it. Each contender may spend an equal share; one that is so slow that it cannot
+        take part in every round takes part in the first ones.
+    fewest : int
+        Rounds that everyone takes part in whatever it costs.
+
+    Returns
+    -------
+    dict of str to Times
+    """
+    device, found, share = clock.device, {}, {}
+    for c in contenders:
+        times = found[c.name] = Times()
+        with c.within():
+            times.latency_us = clock.latency_us(c.work, 1)
+            clock.give_start(times.latency_us / 1e3)
+            begin = device.host_ms()
+            clock.cold(c.work)
+            one_ms = device.host_ms() - begin
+            share[c.name] = max(fewest, min(rounds, int(1e3 * seconds / len(contenders) / one_ms)))
+            if share[c.name] == rounds:  # what has time for all rounds has time to warm up
+                for _ in range(WARMUPS):
+                    clock.cold(c.work)
+                times.latency_us = clock.latency_us(c.work)
+    # One head start for all, long enough for the slowest host: the same conditions for everyone.
+    clock.give_start(max(t.latency_us for t in found.values()) / 1e3)
+    for k in range(rounds):
+        for c in contenders if k % 2 == 0 else reversed(contenders):
+            if k < share[c.name]:
+                with c.within():
+                    found[c.name].ms.append(clock.cold(c.work))
+    for c in contenders:
+        if share[c.name] == rounds:  # whatever takes longer does not live on what a cache holds
+            with c.within():
+                found[c.name].warm_ms = [clock.warm(c.work) for _ in range(WARM_RUNS)]
+    return found
 
 
 def missing():

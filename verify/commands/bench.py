@@ -1,79 +1,156 @@
-"""Time kernels on this GPU by the protocol of `verify.timing` and print, or record, the table."""
+"""Time kernels and peers on this GPU in turns, by the protocol of `verify.timing`, and print or record the times."""
 
 import json
 
 from rich.console import Console
-from rich.table import Table
 
-from verify import options, timing
-from verify.misuse import Misuse
+from verify import bench_points, bench_report, bench_suite, document, options, timing
+from verify.bench_record import Bench, lines, merged
+from verify.bench_stats import LEAST_ROUNDS
+from verify.bench_suite import SUITES
+from verify.limits import BACKWARD, FORWARD
+from verify.misuse import Misuse, pick
+from verify.peers import PEERS
 from verify.progress import bar
-from verify.registry import KERNELS
+from verify.registry import CUDA, KERNELS
 
 MAX_DIM, MAX_LENGTH = 256, 1 << 20
+LENGTHS = "1024,2048,4096,8192,16384"
 MASKS = {"full": (False,), "causal": (True,), "both": (False, True)}
+DIRECTIONS = {"forward": (FORWARD,), "backward": (BACKWARD,), "both": (FORWARD, BACKWARD)}
 
 
 def add_arguments(parser):
     """Declare the options."""
     options.add_kernels(parser)
     options.add_dtype(parser)
-    parser.add_argument("--N", default="1024,2048,4096,8192,16384", help="comma-separated sequence lengths")
-    parser.add_argument("--d", default="64", help="comma-separated head dims")
-    parser.add_argument("--heads", default="16", help="number of heads; batch 1")
-    parser.add_argument("--mask", default="both", help="full, causal or both")
-    parser.add_argument("--json", metavar="FILE", help="write a record, in the form of verify/records")
+    parser.add_argument("--peers", metavar="NAMES", help=f"comma-separated, all or none: {', '.join(PEERS)}")
+    parser.add_argument("--N", metavar="LENGTHS", help=f"comma-separated sequence lengths; {LENGTHS} if left out")
+    parser.add_argument("--d", metavar="DIMS", help="comma-separated head dims; 64 if left out")
+    parser.add_argument("--heads", default="16", help="number of heads")
+    parser.add_argument("--tokens", metavar="T", help="tokens of all sequences: a batch of T / N; batch 1 if left out")
+    parser.add_argument("--mask", choices=MASKS, default="both")
+    parser.add_argument("--direction", choices=DIRECTIONS, help="forward if left out; with --suite, both")
+    parser.add_argument("--rounds", default=str(timing.ROUNDS), help=f"cold runs of each, in turns; {timing.ROUNDS}")
+    parser.add_argument("--seconds", default="3", help="bound on the rounds of one point")
+    parser.add_argument("--suite", choices=SUITES, help="a fixed set of points with bars, see --check")
+    parser.add_argument("--check", action="store_true", help="measure nothing: 1 if the suite's newest record misses a "
+                        "bar or is of older kernels")  # fmt: skip
+    parser.add_argument("--json", metavar="FILE", help="write a record, in the form of verify/records; a suite writes "
+                        "its own there if left out")  # fmt: skip
 
 
 def run(args) -> int:
-    """Measure every point; 2 where there is no GPU."""
-    names = [name for name in options.kernels(args) if name in KERNELS]
-    lengths, dims, heads = _positive("--N", args.N), _positive("--d", args.d), _positive("--heads", args.heads)
-    if args.mask not in MASKS:
-        raise Misuse(f"--mask: expected one of {', '.join(MASKS)}, got {args.mask!r}")
-    target, kinds = options.writable("--json", args.json), options.dtypes(args)
-    if max(dims) > MAX_DIM or max(lengths) > MAX_LENGTH:
-        raise Misuse(f"--d, --N: expected head dims up to {MAX_DIM} and lengths up to {MAX_LENGTH}")
+    """Measure every point: 1 if something was refused or failed, or a bar was missed; 2 where there is no GPU."""
+    if args.check:
+        return check(args.suite or "h200")
+    rounds = options.positive("--rounds", args.rounds)[0]
+    if rounds < LEAST_ROUNDS:
+        raise Misuse(f"--rounds: expected at least {LEAST_ROUNDS}, below which there is no 95 % interval; got {rounds}")
+    seconds = options.positive("--seconds", args.seconds)[0]
+    suite = SUITES.get(args.suite)
+    points = _suite_points(suite, args) if suite else _points(args)
+    kernels = _kernels(suite, args)
+    others = _peers(args.peers, suite.peers if suite else tuple(PEERS))
+    path = suite_record(suite.name) if suite else None
+    target = options.writable("--json", args.json) or path
     if reason := timing.missing():
         raise Misuse(f"bench: a GPU is needed to time anything, and {reason}")
-    todo = timing.points(names, lengths, dims, kinds, MASKS[args.mask], heads[0])
-    clock, rows = timing.Clock(), []
-    copy_gb_per_s = clock.copy_gb_per_s()
+    bench = Bench(timing.Clock(), kernels, others, rounds, seconds, LEAST_ROUNDS if suite else 1)
+    if suite and suite.device not in bench.device:
+        raise Misuse(f"--suite: its bars are for an {suite.device}, and this is an {bench.device}; leave it out")
+    rows, older = [], _read(path) if path else None
     with bar("bench") as update:
-        for done, point in enumerate(todo):
-            update(done, len(todo))
-            rows.append(timing.measure(point, clock))
+        for done, point in enumerate(points):
+            update(done, len(points))
+            rows += bench.measure(point)
+            record = bench.record("suite" if suite else "times", rows)
+            record = merged(record, older) if suite else record
             if target:  # a measurement that was paid for is kept, whatever comes after it
-                target.write_text(json.dumps(timing.record(rows, copy_gb_per_s), indent=1) + "\n")
-    record = timing.record(rows, copy_gb_per_s)
+                target.write_text(lines(record))
+    console = _console()
+    console.print(bench_report.times({**record, "rows": rows}))
+    console.print(bench_report.ratios({**record, "rows": rows}, kernels))
     if target:
-        target.write_text(json.dumps(record, indent=1) + "\n")
-    Console().print(table(record))
-    return 0
+        console.print(f"written: {target}")
+    met = _bars(console, record) if suite else True
+    return 0 if met and not unfinished(rows, kernels) else 1
 
 
-def table(record):
-    """The rows as a table, rates by the convention of 4 B H Nq Nk d operations (half when causal)."""
-    out = Table(title=f"{record['device']}, {record['protocol']['l2']} L2, {record['copy_gb_per_s']:.0f} GB/s copy")
-    for name in ("kernel", "dtype", "mask", "d", "N", "median ms", "P90 ms", "runs", "TFLOP/s"):
-        out.add_column(name, justify="left" if name in ("kernel", "dtype", "mask") else "right")
-    for row in record["rows"]:
-        size = row["size"]
-        flops = 4 * size["Hq"] * size["Nq"] * size["Nk"] * size["d"] / (2 if row["causal"] else 1)
-        out.add_row(
-            row["kernel"], row["dtype"], "causal" if row["causal"] else "full", str(size["d"]), str(size["Nq"]),
-            *(f"{row[name]:.3f}" for name in ("median_ms", "p90_ms")), str(row["runs"]),
-            f"{flops / row['median_ms'] / 1e9:.2f}",
-        )  # fmt: skip
-    return out
+def check(name) -> int:
+    """Hold the newest record of a suite against its bars: 0 if it meets all and no kernel was changed since."""
+    path = suite_record(name)
+    record, console = _read(path), _console()
+    if record is None:
+        console.print(f"no record of the suite {name} at {path}: run `python -m verify bench --suite {name}` on a GPU")
+        return 1
+    met, old = _bars(console, record), bench_suite.stale(record)
+    for kernel, why in old.items():
+        console.print(f"stale: {kernel} was changed since the record was made ({why})", style="red")
+    return 0 if met and not old else 1
 
 
-def _positive(option, text):
-    """Comma-separated positive integers, or Misuse."""
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        numbers = [0]
-    if min(numbers) < 1:
-        raise Misuse(f"{option}: expected positive integers, got {text!r}")
-    return numbers
+def unfinished(rows, kernels) -> list[str]:
+    """What should have been timed and was not: refused times of anyone, and our kernels where they failed."""
+    refused = [f"{row['name']}: {row['refused']}" for row in rows if "refused" in row]
+    failed = [row for row in rows if row["name"] in kernels and row.get("failed")]
+    return refused + [f"{row['name']}: {row['not_measured']}" for row in failed]
+
+
+def suite_record(name):
+    """Where the suite's record is."""
+    return document.RECORDS / f"{name}_suite.json"
+
+
+def _bars(console, record):
+    table, met = bench_report.bars(record)
+    console.print(table)
+    return met
+
+
+def _console():
+    console = Console(highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = 200
+    return console
+
+
+def _read(path):
+    return json.loads(path.read_text()) if path.is_file() else None
+
+
+def _points(args):
+    """The points that the options name."""
+    lengths, dims = options.positive("--N", args.N or LENGTHS), options.positive("--d", args.d or "64")
+    if max(dims) > MAX_DIM or max(lengths) > MAX_LENGTH:
+        raise Misuse(f"--d, --N: expected head dims up to {MAX_DIM} and lengths up to {MAX_LENGTH}")
+    heads, tokens = (
+        options.positive("--heads", args.heads)[0],
+        options.positive("--tokens", args.tokens)[0] if args.tokens else None,
+    )
+    ways = DIRECTIONS[args.direction or "forward"]
+    return bench_points.points(ways, lengths, dims, options.dtypes(args), MASKS[args.mask], heads, tokens)
+
+
+def _suite_points(suite, args):
+    """The suite's points, or those that the options choose; what the suite fixes cannot be chosen."""
+    for option, value, default in (("--dtype", args.dtype, None), ("--tokens", args.tokens, None),
+                                   ("--heads", args.heads, "16")):  # fmt: skip
+        if value != default:
+            raise Misuse(f"{option}: a suite has its own, leave it out")
+    dims, lengths = (value and options.positive(name, value) for name, value in (("--d", args.d), ("--N", args.N)))
+    return suite.points(DIRECTIONS[args.direction or "both"], dims, MASKS[args.mask], lengths)
+
+
+def _kernels(suite, args):
+    """The kernels to time: of a suite those that are registered."""
+    if suite is None or args.kernels is not None:
+        return pick("--kernels", args.kernels, CUDA, what="kernel") if args.kernels else list(KERNELS)
+    return [name for name in suite.kernels if name in CUDA]
+
+
+def _peers(text, default):
+    """The peers to time against."""
+    if text in (None, "all", "none"):
+        return {None: list(default), "all": list(PEERS), "none": []}[text]
+    return pick("--peers", text, PEERS, what="peer")

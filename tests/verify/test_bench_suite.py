@@ -1,0 +1,71 @@
+"""Bars: held by the mean over all points and by every single one, each by its interval; and errors beside them."""
+
+import numpy as np
+import pytest
+
+from verify import bench_report
+from verify.bench_record import KEY
+from verify.bench_suite import BARS, H200, accuracy, standing
+
+BAR = BARS[0]  # step6 forward against cuDNN: 1.00 in the mean, no single one under 0.85
+POINTS = H200.points(("forward",))
+
+
+def record(ratios, scatter=0.0, rmse=1.0):
+    """Step 6 and cuDNN at the suite's forward points: so many times as fast, and with so many times the RMSE."""
+    rng, rows = np.random.default_rng(0), []
+    for point, ratio in zip(POINTS, ratios, strict=True):
+        where = {name: getattr(point, name) for name in KEY}
+        ours, theirs = (list(t * np.exp(scatter * rng.standard_normal(24))) for t in (1.0, ratio))
+        rows.append({**where, "name": "step6_flash_v3", "ms": ours, "rmse": 1e-4 * rmse})
+        rows.append({**where, "name": "sdpa_cudnn", "ms": theirs, "rmse": 1e-4})
+    ceilings = {"measured": {"tflops": None, "gb_per_s": 1.0}}
+    head = {"device": "Test GPU", "made": "2026-12-01", "protocol": {"rounds": 24}, "ceilings": ceilings}
+    return {**head, "rows": rows}
+
+
+def test_the_suite_is_the_one_that_was_asked_for():
+    assert len(POINTS) == 20 and {p.B * p.N for p in POINTS} == {16384} and {p.H for p in POINTS} == {16}
+    assert {p.d for p in POINTS} == {64, 128} and {p.dtype for p in POINTS} == {"fp16"}
+    assert [(b.mean, b.single) for b in BARS] == [
+        (1.00, 0.85), (1.6, 1.2), (0.95, 0.80), (1.3, 1.0), (0.75, None), (0.85, None)]  # fmt: skip
+
+
+def test_the_mean_is_geometric_over_all_points():
+    found = standing(BAR, record([2.0, 0.9] * 10))
+    assert found.mean.value == pytest.approx(np.sqrt(1.8)) and found.met and len(found.ratios) == 20
+    assert found.worst[1].value == pytest.approx(0.9)
+    assert standing(BAR, record([0.99] * 20)).problems == ("mean 0.990 [0.990, 0.990] misses 1",)
+
+
+def test_no_single_point_may_be_below_its_bar():
+    found = standing(BAR, record([1.2] * 19 + [0.84]))
+    assert found.mean.value > 1 and found.problems == ("1 of 20 points below 0.85",)
+    assert not found.met and found.worst[0] == tuple(getattr(POINTS[-1], name) for name in KEY)
+    assert standing(BAR, record([1.2] * 19 + [0.85])).met
+
+
+def test_a_bar_is_met_where_the_interval_reaches_it():
+    """Half a per cent short on runs that scatter by 3 %: by the value it is missed, by the interval it is not."""
+    found = standing(BAR, record([1.3] * 19 + [0.845], scatter=0.03))
+    assert found.worst[1].value < 0.85 <= found.worst[1].high and found.met
+    short = standing(BAR, record([0.998] * 20, scatter=0.03))
+    assert short.mean.value < 1 <= short.mean.high and short.met
+
+
+def test_points_that_are_missing_are_not_met():
+    made = record([2.0] * 20)
+    made["rows"][1] = {**made["rows"][1], "not_measured": "out of memory"}
+    del made["rows"][1]["ms"]
+    found = standing(BAR, made)
+    assert found.problems == ("1 of 20 points not measured (sdpa_cudnn: out of memory)",)
+    assert standing(BARS[1], made).problems == ("20 of 20 points not measured",)
+
+
+@pytest.mark.parametrize(("rmse", "met"), [(1.0, True), (1.05, True), (1.06, False), (float("nan"), False)])
+def test_the_error_may_not_be_worse_than_the_peers(rmse, met):
+    made = record([2.0] * 20, rmse=rmse)
+    assert accuracy(BAR, made).met is met and accuracy(BARS[1], made) is None
+    table, all_met = bench_report.bars(made)
+    assert not all_met  # the other bars have no points
+    assert (str(next(iter(table.columns[-1].cells))) == "met") is met

@@ -1,0 +1,163 @@
+"""Looking for races: each check sees the race that it is for, and a kernel without one passes."""
+
+import json
+import os
+import stat
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from verify import barriers, executors, races, sanitizer
+from verify.__main__ import main
+
+STEP = "flash_cuda.step3_flash_v2"
+HERE = pytest.mark.skipif(executors.gpu_missing() is None, reason="a GPU answers: what cannot run without one can here")
+
+
+def test_bits_are_compared_not_values():
+    x = {"O": np.array([[0.0, np.nan, 1.0]], np.float16)}
+    assert races.difference(x, {"O": x["O"].copy()}) is None
+    y = {"O": np.array([[-0.0, np.nan, 1.0]], np.float16)}
+    assert races.difference(x, y) == "O[0, 0] is -0.0, was 0.0; 1 of 3 differ"
+    y = {"O": np.array([[0.0, np.nan, 1.001]], np.float16)}
+    assert races.difference(x, y).startswith("O[0, 2] is 1.0009765625")
+    bits = np.array([1, 2], np.uint16).view(ml_dtypes.bfloat16)
+    assert races.difference({"lse": bits}, {"lse": bits[::-1].copy()})
+    assert races.difference({"lse": bits}, {"lse": bits}) is None
+    assert races.difference({"O": np.zeros((0, 3))}, {"O": np.zeros((0, 3))}) is None
+
+
+def test_every_order_gives_the_same_bits():
+    assert races.orders("step3_flash_v2", "causal_113x203", "fp16") is None
+
+
+@pytest.mark.parametrize("k", range(barriers.barriers(STEP)))
+def test_a_missing_barrier_is_seen_and_changes_bits(k):
+    """Both by the watch and by the numbers of other orders: the orders are other orders."""
+    seen = races.seen_without("step3_flash_v2", "causal_113x203", "fp16", STEP, k, "emulated")
+    assert seen["watched"].split(":")[0] in ("Race", "UninitialisedRead")
+    assert seen["bits, emulated"].startswith("run ")
+
+
+def test_only_the_asked_barrier_is_gone():
+    from inspect import getsource
+
+    import flash_cuda.step3_flash_v2 as shipped
+
+    assert barriers.barriers(STEP) == getsource(shipped).count("cuda.syncthreads()") == 4
+    with pytest.raises(IndexError):
+        barriers.without(STEP, 4)
+    assert barriers.without(STEP, 0).make_kernel is not shipped.make_kernel
+    assert barriers.barriers(STEP) == 4  # the module itself is as it was
+
+
+def test_a_delayed_kernel_stalls_at_both_sides_of_every_barrier_and_computes_the_same():
+    places = []
+    copy = barriers.delayed(STEP, 0, stall=lambda site: places.append(site))
+    shipped = races._run("step3_flash_v2", "causal_113x203", "fp16", "emulated")
+    slow = races._run("step3_flash_v2", "causal_113x203", "fp16", "emulated", load=races._loader({STEP: copy}))
+    assert races.difference(shipped, slow) is None
+    assert set(places) == set(range(8)) and places.count(0) == places.count(1)
+
+
+@pytest.mark.slow
+def test_a_delayed_kernel_sleeps_on_a_gpu():
+    """In the PTX, once at each place."""
+    pytest.importorskip("cuda.bindings.nvvm", reason="no NVVM: install the dev extra")
+    from flash_cuda import assembler
+    from refimpl.tiling import Tile
+
+    class Kept(assembler.Assembler):
+        def launch(self, body, blocks, threads, args, **more):
+            types = tuple(assembler.numba_type(a) for a in args)
+            ((_, self.ptx),) = assembler.assemble(body, types, self.ccs).values()
+
+    on, x = Kept("sm_80"), np.zeros((1, 1, 32, 16), np.float16)
+    barriers.delayed(STEP, 1).attention(x, x, x, on=on, tile=Tile(16, 16), threads=(4, 8))
+    assert on.ptx.count("nanosleep.u32") == 2 * barriers.barriers(STEP)
+
+
+def test_what_waits():
+    """Barriers, and waits for copies; what merely is asynchronous or waits inside one thread does not."""
+    yes = ("syncthreads", "cp_async_wait", "mbarrier_arrive", "barrier_wait", "named_barrier_sync", "wait")
+    no = ("cp_async_16", "cp_async_commit", "await_nothing", "sync_weights")
+    assert all(barriers.WAITS.search(name) for name in yes) and not any(barriers.WAITS.search(name) for name in no)
+
+
+CLEAN = "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n"
+HAZARD = "========= Error: Race reported between Write access at x\n========= RACECHECK SUMMARY: 1 hazard displayed\n"
+
+
+def test_a_sanitizers_words():
+    assert sanitizer.verdict_of(0, CLEAN) is None
+    assert sanitizer.verdict_of(0, "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n") is None
+    assert sanitizer.verdict_of(9, HAZARD).startswith("Error: Race reported between Write access at x; RACECHECK SUMM")
+    assert sanitizer.verdict_of(0, "nothing of the kind") == "no summary (exit status 0)"
+    assert "exit status 1" in sanitizer.verdict_of(1, CLEAN)  # the program under it failed
+    assert sanitizer.verdict_of(9, "========= ERROR SUMMARY: 10 errors\n")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="the stand-in is a shell script")
+def test_a_sanitizer_is_found_and_asked(monkeypatch, tmp_path):
+    program = tmp_path / "bin" / "compute-sanitizer"
+    program.parent.mkdir()
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    (tmp_path / "words").write_text(HAZARD)
+    program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\ncat {tmp_path}/words\nexit 9\n')
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    assert sanitizer.program() == str(program)
+    assert "1 hazard" in sanitizer.sanitize("step4_causal", "gqa", "fp16", "racecheck")
+    asked = (tmp_path / "asked").read_text()
+    assert "--tool racecheck --error-exitcode 9" in asked and "sanitizer.small('step4_causal', 'gqa', 'fp16')" in asked
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """The command with its workers' work done here, so that tests can change it."""
+    from importlib import import_module
+
+    def each(function, calls, **how):
+        module, name = function.split(":")
+        return [(getattr(import_module(module), name)(*arguments), None) for arguments in calls]
+
+    monkeypatch.setattr("verify.commands.races.each", each)
+
+
+@HERE
+def test_the_command_says_what_it_could_not_run(in_process, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(races, "CASES", ("gqa",))
+    monkeypatch.setattr(races, "SEEDS", 1)
+    target = tmp_path / "found.json"
+    assert main(["races", "--kernels", "step4_causal", "--json", str(target)]) == 0
+    out = capsys.readouterr().out
+    assert "1/1" in out and "not run: delays (warps asleep at barriers" in out and "not run: compute-sanitizer" in out
+    rows = json.loads(target.read_text())
+    assert [row["check"] for row in rows if not row["skipped"]] == ["orders"] and len(rows) == 4 + len(sanitizer.TOOLS)
+
+
+@HERE
+def test_a_difference_is_exit_1(in_process, monkeypatch, capsys):
+    monkeypatch.setattr(races, "CASES", ("gqa",))
+    monkeypatch.setattr(races, "orders", lambda *call: "run 3: O[0] is 1.0, was 2.0")
+    assert main(["races", "--kernels", "step4_causal"]) == 1
+    assert "FAIL  step4_causal fp16 gqa orders: run 3: O[0] is 1.0, was 2.0" in capsys.readouterr().out
+
+
+@HERE
+def test_the_self_test_fails_if_nobody_sees_that_a_barrier_is_gone(in_process, monkeypatch, capsys):
+    seen = {"watched": None, "bits, emulated": None}
+    first = {"watched": None, "bits, emulated": "run 1: O"}
+    monkeypatch.setattr(races, "seen_without", lambda *call: seen if call[4] else first)
+    assert main(["races", "--kernels", "step4_causal", "--self-test"]) == 1
+    out = capsys.readouterr().out
+    assert out.count("no check sees that this barrier is gone") == 3 and "other bits" in out
+    monkeypatch.setattr(races, "seen_without", lambda *call: {"watched": "Race: x", "bits, emulated": None})
+    assert main(["races", "--kernels", "step4_causal", "--self-test"]) == 0
+
+
+def test_misuse(capsys):
+    assert main(["races", "--kernels", "oracle"]) == 2
+    assert "--kernels: there is no kernel 'oracle'" in capsys.readouterr().err
+    assert main(["races", "--kernels", "step4_causal", "--dtype", "fp64"]) == 2
+    assert "--dtype: none of these kernels stores fp64" in capsys.readouterr().err

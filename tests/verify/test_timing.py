@@ -1,0 +1,101 @@
+"""The clock, on a device whose times are known: each of the three mistakes shows there, and none in the clock."""
+
+import numpy as np
+import pytest
+
+from verify.bench_simulated import FLUSH_MS, Device
+from verify.timing import Clock, Contender, interleaved
+
+
+def test_a_run_takes_as_long_as_it_takes():
+    """Also where the host needs far longer to launch than the device to run."""
+    device = Device()
+    clock = Clock(device)
+    for host_ms in (0.001, 0.05, 0.4):
+        work = device.work("a", 0.020, 0.012, host_ms)
+        clock.give_start(host_ms)
+        assert clock.cold(work) == pytest.approx(0.020) and clock.warm(work) == pytest.approx(0.012)
+        assert clock.latency_us(work) == pytest.approx(1e3 * host_ms)
+
+
+def test_without_a_head_start_the_host_is_timed():
+    device = Device()
+    clock = Clock(device)
+    work = device.work("a", 0.020, host_ms=0.4)
+    clock._flushes = 0
+    assert clock.cold(work) > 0.4
+    clock._flushes = 1  # shorter than the launch takes
+    assert clock.cold(work) > 0.3
+
+
+def test_flushes_take_what_they_take():
+    assert Clock(Device()).flush_ms == pytest.approx(FLUSH_MS)
+
+
+def test_turns_go_back_and_forth_and_slow_ones_leave_early():
+    device = Device()
+    order = []
+
+    def contender(name, ms):
+        work = device.work(name, ms, host_ms=0.01)
+
+        def launch():
+            order.append(name)
+            work()
+
+        return Contender(name, launch)
+
+    found = interleaved(Clock(device), [contender("a", 1.0), contender("b", 1.0), contender("c", 300.0)], 10, 3.0)
+    assert [len(found[name].ms) for name in "abc"] == [10, 10, 3]
+    assert found["a"].ms == pytest.approx([1.0] * 10)
+    assert found["a"].warm_ms == pytest.approx([1.0] * 5) and found["c"].warm_ms == []
+    rounds = "".join(order[-2 * sum(len(t.warm_ms) for t in found.values()) - 23 :])
+    assert rounds.startswith("abc" "cba" "abc" "ba" "ab")
+    assert all(t.latency_us == pytest.approx(10.0) for t in found.values())
+
+
+def test_a_slow_launch_is_not_timed_in_turns_either():
+    """The head start is as long as the slowest host needs."""
+    device = Device()
+    works = device.work("a", 0.02, host_ms=0.5), device.work("b", 0.03, host_ms=0.01)
+    found = interleaved(Clock(device), [Contender(work.name, work) for work in works], 6)
+    assert found["a"].ms == pytest.approx([0.02] * 6) and found["b"].warm_ms == pytest.approx([0.03] * 5)
+
+
+def test_fewest_rounds_are_kept_whatever_they_cost():
+    device = Device()
+    found = interleaved(Clock(device), [Contender("a", device.work("a", 900.0))], 10, 1.0, fewest=6)
+    assert len(found["a"].ms) == 6
+
+
+def test_the_context_is_entered_for_every_run_and_not_timed():
+    device, inside, seen = Device(), [], []
+
+    class Slow:
+        def __enter__(self):
+            device._host += 5.0
+            inside.append(1)
+
+        def __exit__(self, *error):
+            inside.pop()
+
+    work = device.work("a", 1.0)
+
+    def launch():
+        seen.append(len(inside))
+        work()
+
+    found = interleaved(Clock(device), [Contender("a", launch, Slow)], 6)
+    assert set(seen) == {1} and found["a"].ms == pytest.approx([1.0] * 6)
+    assert found["a"].latency_us == pytest.approx(4.0)
+
+
+def test_the_simulated_device_scatters_as_told():
+    """Log-normal runs, outliers, and a factor on everything; the medians stay where they were put."""
+    device = Device(seed=7, scatter=0.05, outliers=0.1)
+    clock = Clock(device)
+    work = device.work("a", 1.0)
+    times = np.array([clock.cold(work) for _ in range(2000)])
+    assert 0.98 < np.median(times) < 1.03 and 0.06 < np.mean(times > 1.3) < 0.14
+    slow = Device(drift=lambda ms: 2.0)
+    assert Clock(slow).cold(slow.work("a", 1.0)) == pytest.approx(2.0)

@@ -1,0 +1,173 @@
+"""Measure points and keep what was found: a row a contender and point, from which everything else is computed."""
+
+import json
+from datetime import UTC, datetime
+
+import numpy as np
+
+from verify import bench_check, bench_points, document, limits, machine, peers
+from verify.limits import Ceiling
+from verify.timing import FLUSH_BYTES, ROUNDS, interleaved
+
+PLACES = 5  # decimals of a millisecond: a hundredth of what an event resolves
+KEY = ("direction", "dtype", "causal", "d", "N", "B", "H")
+
+
+class Bench:
+    """A session of measurements on one machine.
+
+    Parameters
+    ----------
+    clock : verify.timing.Clock
+    kernels, others : list of str
+        Our kernels, and peers.
+    rounds : int
+    seconds : float
+        For the rounds of one point.
+    fewest : int
+        Rounds that everyone takes part in, however slow.
+    inputs : verify.bench_points.Inputs, optional
+    """
+
+    def __init__(self, clock, kernels, others, rounds=ROUNDS, seconds=3.0, fewest=1, inputs=None):
+        self.clock, self.kernels, self.others = clock, kernels, others
+        self.rounds, self.seconds, self.fewest = rounds, seconds, fewest
+        self.inputs = inputs or bench_points.Inputs()
+        self.measured = machine.measured(clock)
+        self.head = document.head("times", "gpu")
+        self.device = self.head["device"]
+        self.sheet = limits.datasheet(self.device)
+        self.light = limits.speed_of_light(self.device, machine.state().get("max_sm_mhz"), self.measured)
+
+    def measure(self, point) -> list[dict]:
+        """The rows of a point: every contender that could be timed, and every one that could not, with the reason.
+
+        What does not compute the right thing is not timed, and a time that no machine can reach is not reported.
+        """
+        arrays, truth = self.inputs.device(point), bench_check.Truth(point, self.inputs.host(point))
+        found, reasons = bench_points.contenders(point, self.kernels, self.others, arrays)
+        ready, failed = [], {}
+        for c in found:
+            try:
+                with c.within():
+                    c.facts["first_call_s"] = self._first_call(c)
+                    c.facts["rmse"] = truth.rmse(c.outputs())
+            except Exception as error:  # a kernel or back end that fails must not cost the others their times
+                failed[c.name] = bench_points.brief(error)
+                continue
+            if wrong := truth.wrong(c.facts["rmse"]):
+                failed[c.name] = wrong
+            else:
+                ready.append(c)
+        before = machine.state()
+        times = interleaved(self.clock, ready, self.rounds, self.seconds, self.fewest) if ready else {}
+        states = {"before": before, "after": machine.state()}
+        rows = [self._row(point, c, times[c.name], truth, states) for c in ready]
+        for name, reason in (reasons | failed).items():
+            rows.append({**_where(point), "name": name, "not_measured": reason, "failed": name in failed})
+        return rows
+
+    def _first_call(self, contender):
+        """Seconds until the first run is done: compilation and loading included."""
+        begin = self.clock.device.host_ms()
+        contender.work()
+        self.clock.device.wait()
+        return (self.clock.device.host_ms() - begin) / 1e3
+
+    def _row(self, point, contender, times, truth, states):
+        """One row; with "refused" and no time in it where a time cannot be true."""
+        work, row = point.work, {**_where(point), "name": contender.name, **contender.facts}
+        row["rmse_plain"] = truth.rmse_plain
+        for cold, runs in ((True, times.ms), (False, times.warm_ms)):
+            for ms in runs:
+                if reason := limits.too_fast(ms, work, self.light, cold):
+                    return {**row, "refused": reason}
+        median = float(np.median(times.ms))
+        row |= {
+            "median_ms": round(median, PLACES),
+            "p90_ms": round(float(np.percentile(times.ms, 90)), PLACES),
+            "min_ms": round(float(min(times.ms)), PLACES),
+            "warm_ms": round(float(np.median(times.warm_ms)), PLACES) if times.warm_ms else None,
+            "latency_us": round(times.latency_us, 1),
+            "tflops": round(work.tflops(median), 2),
+            "gb_per_s": round(work.gb_per_s(median), 1),
+            "of_measured": _shares(self.measured, work, median),
+            "of_datasheet": _shares(self.sheet, work, median),
+            "ms": [round(float(ms), PLACES) for ms in times.ms],
+            "state": states,
+            "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        return row
+
+    def record(self, kind, rows) -> dict:
+        """A record: where and how it was made, and its rows."""
+        return {
+            **self.head,
+            "kind": kind,
+            "peers": {name: peers.version_of(name) or f"not measured: {peers.absent(name)}" for name in peers.PEERS},
+            "protocol": self.protocol(),
+            "ceilings": {name: c and vars(c) for name, c in
+                         (("measured", self.measured), ("datasheet", self.sheet), ("speed_of_light", self.light))},
+            "rows": rows,
+        }  # fmt: skip
+
+    def protocol(self) -> dict:
+        """How times were taken, in words and numbers."""
+        return {
+            "clock": "CUDA events around the launches, the device kept busy until they are queued",
+            "order": "interleaved: A B C, C B A, ...; a cold run of each a round",
+            "rounds": self.rounds,
+            "seconds": self.seconds,
+            "l2": f"cold: {FLUSH_BYTES >> 20} MiB written before every run; warm_ms: straight after the same work",
+            "checked": f"before timing, {bench_check.LEAST_ROWS} to {bench_check.MOST_ROWS} rows of two heads, "
+                       f"against fp64: RMSE <= {bench_check.FACTOR:g} x the plain formula's + ulp / 2",
+            "flops": "2 (d + dv) a visible pair forward, 2.5 times that backward; bytes: compulsory",
+        }  # fmt: skip
+
+
+def lines(record) -> str:
+    """A record as JSON text with each row on a line of its own, so that a changed row is a changed line."""
+    head = json.dumps({**record, "rows": []}, indent=1)
+    rows = ",\n".join("  " + json.dumps(row) for row in record["rows"])
+    return head.removesuffix("[]\n}") + (f"[\n{rows}\n ]\n}}\n" if rows else "[]\n}\n")
+
+
+def _where(point):
+    """The point's sizes, as rows name them."""
+    return {name: getattr(point, name) for name in KEY}
+
+
+def _shares(ceiling: Ceiling | None, work, ms):
+    if ceiling is None:
+        return None
+    return {name: None if x is None else round(x, 4) for name, x in ceiling.shares(work, ms).items()}
+
+
+def key(row) -> tuple:
+    """What point a row belongs to."""
+    return tuple(row[name] for name in KEY)
+
+
+def by_point(rows) -> dict:
+    """{point's key: {name: row}}, in order."""
+    found = {}
+    for row in rows:
+        found.setdefault(key(row), {})[row["name"]] = row
+    return found
+
+
+def same_machine(one, other) -> bool:
+    """Whether two records' rows may stand side by side: one device, driver and set of versions."""
+    return all(one.get(name) == other.get(name) for name in ("device", "driver", "packages", "peers"))
+
+
+def merged(record, older) -> dict:
+    """A record with the points of an older one that it has not measured again, if both are of one machine.
+
+    A point is replaced as a whole: ratios are between runs that stood side by side.
+    """
+    if older is None or not same_machine(record, older):
+        return record
+    fresh = {key(row) for row in record["rows"]}
+    kept = [row for row in older["rows"] if key(row) not in fresh]
+    return {**record, "rows": sorted([*kept, *record["rows"]], key=key)}

@@ -1,0 +1,106 @@
+"""What a record of times says, as tables for a terminal."""
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from verify import bench_suite
+from verify.bench_record import by_point
+from verify.bench_stats import paired
+
+
+def head(record) -> str:
+    """Where a record was made, and the ceilings of that machine."""
+    words = [record["device"], record["made"][:10], f"{record['protocol']['rounds']} rounds, cold L2"]
+    ceiling = record["ceilings"]["measured"]
+    product = f"product {ceiling['tflops']:.0f} TFLOP/s, " if ceiling["tflops"] else ""
+    return f"{', '.join(words)}; measured ceilings: {product}copy {ceiling['gb_per_s']:.0f} GB/s"
+
+
+def times(record) -> Table:
+    """Every row: times, rates, shares of the measured ceilings; or why it has none."""
+    table = Table(box=SIMPLE_HEAD, title=head(record), title_justify="left")
+    left = ("point", "name")
+    columns = (*left, "median ms", "P90", "warm L2", "launch us", "TFLOP/s", "of product", "GB/s", "of copy", "RMSE")
+    for name in columns:
+        table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
+    last = None
+    for row in record["rows"]:
+        where = _point(row)
+        first, last = ("" if where == last else where), where
+        if "ms" not in row:
+            reason = f"refused: {row['refused']}" if "refused" in row else f"not measured: {row['not_measured']}"
+            table.add_row(first, row["name"], Text(reason, style="dim", overflow="ellipsis"))
+            continue
+        shares = row["of_measured"]
+        table.add_row(
+            first, row["name"], f"{row['median_ms']:.3f}", f"{row['p90_ms']:.3f}", _ms(row["warm_ms"]),
+            f"{row['latency_us']:.0f}", f"{row['tflops']:.1f}", _percent(shares["tflops"]), f"{row['gb_per_s']:.0f}",
+            _percent(shares["gb_per_s"]), f"{row['rmse']:.1e}",
+        )  # fmt: skip
+    return table
+
+
+def ratios(record, ours) -> Table:
+    """How many times as fast each of our kernels is as each other contender, with the 95 % interval.
+
+    Parameters
+    ----------
+    record : dict
+    ours : list of str
+        The kernels to compare, in the rows of the table.
+    """
+    others = list(dict.fromkeys(row["name"] for row in record["rows"] if "ms" in row))
+    table = Table(box=SIMPLE_HEAD, title="times as fast as ..., median of paired ratios [95 %]", title_justify="left")
+    table.add_column("point", no_wrap=True)
+    table.add_column("name", no_wrap=True)
+    for name in others:
+        table.add_column(name, justify="right", no_wrap=True)
+    for rows in by_point(record["rows"]).values():
+        timed = {name: row for name, row in rows.items() if "ms" in row}
+        for name in (name for name in ours if name in timed):
+            cells = [
+                str(paired(timed[name]["ms"], timed[other]["ms"])) if other in timed and other != name else ""
+                for other in others
+            ]
+            table.add_row(_point(timed[name]), name, *cells)
+    return table
+
+
+def bars(record) -> tuple[Table, bool]:
+    """The suite's bars and where the record stands; and whether it meets them all."""
+    table = Table(box=SIMPLE_HEAD, title=head(record), title_justify="left")
+    for name in ("what", "bar", "geometric mean [95 %]", "no single under", "worst point [95 %]", "RMSE ratio", ""):
+        table.add_column(name, no_wrap=True)
+    met = True
+    for bar in bench_suite.BARS:
+        standing, error = bench_suite.standing(bar, record), bench_suite.accuracy(bar, record)
+        problems = list(standing.problems)
+        if error and not error.met:
+            problems.append(f"RMSE {error.ratio:.3f} x the peer's, {bench_suite.ERROR_BAR} allowed")
+        met &= not problems
+        worst = f"{standing.worst[1]} at {_sizes(standing.worst[0])}" if standing.worst else "-"
+        table.add_row(
+            str(bar), f"{bar.mean:g}", str(standing.mean or "-"), f"{bar.single:g}" if bar.single else "-", worst,
+            f"{error.ratio:.3f}" if error else "-",
+            Text("; ".join(problems) or "met", style="red" if problems else "green"),
+        )  # fmt: skip
+    return table, met
+
+
+def _point(row):
+    mask = "causal" if row["causal"] else "full"
+    return f"{row['direction']} {row['dtype']} d{row['d']} {mask} {row['B']}x{row['H']} N {row['N']}"
+
+
+def _sizes(key):
+    _, _, causal, d, N, *_ = key
+    return f"d{d} {'causal' if causal else 'full'} N {N}"
+
+
+def _ms(time):
+    return "-" if time is None else f"{time:.3f}"
+
+
+def _percent(share):
+    return "-" if share is None else f"{100 * share:.0f} %"

@@ -1,0 +1,210 @@
+"""Does a kernel need luck? Run it in many orders, on spoilt memory and with warps held up: the bits may not change.
+
+A right answer says nothing about a race, as one order of threads hides it. So nothing here looks at answers; each
+check changes something that the result must not depend on and compares every bit with the first run's.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+
+import numpy as np
+
+from verify import barriers, calls, runner
+from verify.cases import DEFAULT
+from verify.registry import CUDA
+
+# Ragged both ways, shared key heads, a maximum that grows; gradients of such.
+CASES = ("causal_113x203", "gqa", "growing_max", "back_causal", "back_gqa")
+SEEDS = 5
+REPEATS = 20
+POISON_SHARED = 224 << 10  # more than any block of ours uses; what a Hopper block may have is 227 KiB
+
+
+@dataclass(frozen=True)
+class Check:
+    """One way of changing what must not matter.
+
+    Attributes
+    ----------
+    name : str
+        The function of this module that does it.
+    about : str
+    where : "emulated" or "gpu"
+    """
+
+    name: str
+    about: str
+    where: str
+
+
+CHECKS = (
+    Check("orders", f"{SEEDS} orders of threads and blocks, and the natural one; accesses watched", "emulated"),
+    Check("repeats", f"{REPEATS} runs on the same inputs", "gpu"),
+    Check("poisoned", "shared memory full of NaN before each run", "gpu"),
+    Check("delays", f"warps asleep at barriers, {SEEDS} choices of them", "gpu"),
+)
+
+
+def orders(kernel, case, dtype) -> str | None:
+    """The first difference between thread orders, or what the emulator raises; None if there is neither."""
+    return _compare(_run(kernel, case, dtype, "emulated", seed) for seed in (None, *range(1, SEEDS + 1)))
+
+
+def repeats(kernel, case, dtype) -> str | None:
+    """The first difference between runs on a GPU."""
+    return _compare(_run(kernel, case, dtype, "gpu") for _ in range(REPEATS))
+
+
+def poisoned(kernel, case, dtype) -> str | None:
+    """The first difference between a run and runs that find NaN in shared memory."""
+
+    def runs():
+        yield _run(kernel, case, dtype, "gpu")
+        for _ in range(SEEDS):
+            poison_shared()
+            yield _run(kernel, case, dtype, "gpu")
+
+    return _compare(runs())
+
+
+def delays(kernel, case, dtype) -> str | None:
+    """The first difference between a run and runs in which some warps sleep at barriers."""
+
+    def runs():
+        yield _run(kernel, case, dtype, "gpu")
+        for seed in range(SEEDS):
+            copies = {name: barriers.delayed(name, seed) for name in modules_of(kernel)}
+            yield _run(kernel, case, dtype, "gpu", load=_loader(copies))
+
+    return _compare(runs())
+
+
+def modules_of(kernel) -> list[str]:
+    """The modules with a kernel's barriers: forward, and backward if it has that."""
+    entry = CUDA[kernel]
+    found = [entry.module]
+    if "backward" in entry.options:
+        found.append(entry.attention_backward().__module__)
+    return list(dict.fromkeys(found))
+
+
+def cases_of(kernel, dtype) -> list[str]:
+    """Those of `CASES` that a kernel takes."""
+    return [case for case in CASES if not CUDA[kernel].refuses(DEFAULT[case], dtype)]
+
+
+def _loader(copies):
+    """An `import_module` that finds copies first."""
+    return lambda name: copies.get(name) or import_module(name)
+
+
+def _run(kernel, case, dtype, kind, seed=0, load=import_module, watch=True) -> dict:
+    """Outputs of one run on a fresh executor, by name.
+
+    seed : of the emulated order of threads, or None for the natural one
+    watch : whether the emulator raises on races, or lets them do to the numbers what they do
+    """
+    entry = CUDA[kernel]
+    plan = runner.Plan((entry,), (case,), (dtype,), executor=kind, small=kind != "gpu")
+    problem = DEFAULT[case].build(dtype, plan.small)
+    where = runner.placed(kind, plan.tile_of(kernel), seed)
+    if not watch:
+        where["on"] = import_module("flash_cuda.emulator").Emulator(seed, watch=False)
+    return calls.outputs(entry, problem, where, load)
+
+
+def _compare(runs) -> str | None:
+    """The first difference of any run from the first; a fault in words."""
+    first = None
+    try:
+        for k, outputs in enumerate(runs):
+            if first is None:
+                first = outputs
+            elif told := difference(first, outputs):
+                return f"run {k}: {told}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return None
+
+
+def difference(one, other) -> str | None:
+    """Where two sets of outputs differ in any bit, in words; NaN of the same bits are equal."""
+    for name, x in one.items():
+        y = other[name]
+        if not x.size:
+            continue
+        a, b = (np.ascontiguousarray(array).view(np.uint8).reshape(*array.shape, -1) for array in (x, y))
+        differ = (a != b).any(axis=-1)
+        if differ.any():
+            at = tuple(int(k) for k in np.argwhere(differ)[0])
+            return f"{name}{list(at)} is {float(y[at])!r}, was {float(x[at])!r}; {differ.sum()} of {x.size} differ"
+    return None
+
+
+@cache
+def poison_kernel(nbytes):
+    """A kernel that writes NaN over so many bytes of dynamic shared memory."""
+    from numba import cuda
+    from numba.cuda.types import uint32
+
+    words = nbytes // 4
+
+    def poison(out):
+        memory = cuda.shared.array(0, uint32)
+        for k in range(cuda.threadIdx.x, words, cuda.blockDim.x):
+            memory[k] = uint32(0xFFFFFFFF)
+        cuda.syncthreads()
+        # A store that depends on it keeps the compiler from dropping the loop.
+        if memory[cuda.threadIdx.x] == uint32(0):
+            out[0] = out[0] + out[0]
+
+    return poison
+
+
+def poison_shared():
+    """Leave NaN in the shared memory of every multiprocessor, as far as one kernel can reach it."""
+    from numba import cuda
+
+    from flash_cuda.gpu import Gpu
+
+    on, device = Gpu(), cuda.get_current_device()
+    nbytes = min(POISON_SHARED, device.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN // 4 * 4)
+    out = on.empty("out", (1,), np.dtype(np.float32))
+    on.launch(poison_kernel(nbytes), 4 * device.MULTIPROCESSOR_COUNT, 1024, (out,), shared=nbytes)
+
+
+# Taking barriers out: which check sees it.
+
+
+def seen_without(kernel, case, dtype, module, k, where) -> dict[str, str | None]:
+    """What each check says once the k-th barrier of a module is gone; None where it sees nothing.
+
+    Parameters
+    ----------
+    where : "emulated" or "gpu"
+    """
+    copies = {module: barriers.without(module, k)}
+    load = _loader(copies)
+    if where == "emulated":
+        watched = _compare(_run(kernel, case, dtype, where, seed, load) for seed in (None, 1))
+
+        def unwatched():
+            yield _run(kernel, case, dtype, where, None)
+            for seed in (None, *range(1, SEEDS + 1)):
+                yield _run(kernel, case, dtype, where, seed, load, watch=False)
+
+        return {"watched": watched, "bits, emulated": _compare(unwatched())}
+
+    def runs(module_of_seed, n):
+        yield _run(kernel, case, dtype, where)
+        for seed in range(n):
+            yield _run(kernel, case, dtype, where, load=_loader({module: module_of_seed(seed)}))
+
+    def slow(seed):
+        return barriers.delayed(module, seed, gone=k)
+
+    return {
+        "repeats": _compare(runs(lambda seed: copies[module], REPEATS)),
+        "delays": _compare(runs(slow, SEEDS)),
+    }
