@@ -1,5 +1,6 @@
 """A run as one JSON document, and the newest such document recorded on a GPU."""
 
+import hashlib
 import json
 import platform
 import subprocess
@@ -14,6 +15,8 @@ from verify.result import Result
 SCHEMA = 1
 RECORDS = Path(__file__).parent / "records"
 PACKAGES = ("flashproof", "numpy", "numba", "numba-cuda", "ml_dtypes", "cuda-toolkit", "cuda-bindings")
+# Recorded with a stranger's kernel, where they are installed.
+FURTHER = ("torch", "triton", "flash-attn", "jax", "cupy", "cupy-cuda12x", "cupy-cuda13x")
 
 
 def build(results, executor) -> dict:
@@ -40,14 +43,14 @@ def build(results, executor) -> dict:
     }
 
 
-def head(kind, executor) -> dict:
+def head(kind, executor, device=None) -> dict:
     """Where, when and with what a document was made: the first entries of all of them."""
     return {
         "schema": SCHEMA,
         "kind": kind,
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "executor": executor,
-        "device": executors.device_name(executor),
+        "device": device or executors.device_name(executor),
         "driver": driver() if executor == "gpu" else None,
         "python": platform.python_version(),
         "packages": packages(),
@@ -88,15 +91,21 @@ def _fingerprint(kernel):
         return None
 
 
+def file_fingerprint(path) -> str | None:
+    """Twelve hexadecimal digits for a file as it is; None if there is none."""
+    path = Path(path)
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12] if path.is_file() else None
+
+
 def results_of(document) -> list[Result]:
     """The results in a document."""
     return [Result.from_dict(data) for data in document["results"]]
 
 
-def packages() -> dict[str, str | None]:
+def packages(names=PACKAGES) -> dict[str, str | None]:
     """Installed versions of what a result depends on; None where one is missing."""
     found = {}
-    for name in PACKAGES:
+    for name in names:
         try:
             found[name] = version(name)
         except PackageNotFoundError:

@@ -54,10 +54,10 @@ def page(document, results, record=None) -> str:
 {said}
 {f"<h2>What failed</h2>{reasons}{again}" if failed else ""}
 <h2>Error matrix</h2>
-<p>A cell is the largest error of a run over its bound, of O or of lse, whichever is worse. The bound is
+<p>A cell is the largest error of a run over its bound, of the output that is worst. The bound is
 {document["factor"]:g} times the error of the plain formula at the same precision, plus a floor. Hover or tab to a
 cell for its numbers.</p>
-{_legend()}
+{legend()}
 <div class="scroll">{_matrix(results)}</div>
 <h2>Kernels</h2>
 <div class="scroll">{_lines(results, record)}</div>
@@ -86,7 +86,8 @@ def _origin(document):
     return f"{document['device']}, {document['made']}" + (f", commit {commit[:12]}" if commit else "")
 
 
-def _legend():
+def legend():
+    """What the colours of the matrix mean."""
     low = ["0", *(f"to {step:g}" for step in STEPS[1:])]
     steps = "".join(f'<span class="s{k}">{word}</span>' for k, word in enumerate(low))
     return (

@@ -100,12 +100,12 @@ def markdown(results, record=None) -> str:
     """The same report as Markdown."""
     before = summary.recorded(record)
     head = [*HEAD, *([record_head(record)] if record else [])]
-    out = ["# Attention kernels against fp64", "", _row(head), _row(["---"] * len(head))]
+    out = ["# Attention kernels against fp64", "", md_row(head), md_row(["---"] * len(head))]
     for line in summary.lines(results):
         row = [*cells(line)]
         if record:
             row.append(before.get((line.kernel, line.dtype), "-"))
-        out.append(_row(row))
+        out.append(md_row(row))
     failed = summary.failures(results)
     if failed:
         out += ["", "## Failed", ""]
@@ -119,5 +119,5 @@ def markdown(results, record=None) -> str:
     return "\n".join(out).rstrip() + "\n"
 
 
-def _row(values):
+def md_row(values):
     return "| " + " | ".join(str(value).replace("|", "\\|") for value in values) + " |"

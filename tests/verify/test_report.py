@@ -70,6 +70,15 @@ def test_terminal_names_what_failed_and_what_ran(results):
     assert re.search(r"step3_flash_v2 +fp32 +3/3 +0 +0", said)
 
 
+def test_skips_of_kernels_that_lack_the_same_are_one_line(results):
+    """Options that a kernel lacks are joined over its cases, and kernels that skipped alike over theirs."""
+    lacks = [("a", "a boolean mask"), ("a", "softcap, a boolean mask"), ("b", "a boolean mask"), ("b", "softcap"),
+             ("c", "softcap")]  # fmt: skip
+    skipped = [replace(results[0], kernel=k, verdict="skip", reason=f"does not take {words}") for k, words in lacks]
+    found = {reason: len(group) for reason, group in summary.skips(results[:2] + skipped).items()}
+    assert found == {"a, b: does not take a boolean mask, softcap": 4, "c: does not take softcap": 1}
+
+
 def test_a_record_is_shown_beside_and_a_changed_kernel_as_stale(results):
     fresh, changed = recorded(results), recorded(results, fingerprints={"step4_causal": "of another day"})
     said = terminal(results, fresh)

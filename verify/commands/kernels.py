@@ -39,7 +39,11 @@ def run(args) -> int:
             row.append("\n".join(f"{dtype} {cell}" for dtype, cell in found.items() if cell) or "-")
         table.add_row(*row)
     console.print(table)
-    console.print("NaN or inf in an input reaches the outputs that depend on it and no others, in all of these.")
+    console.print("NaN or inf in an input reaches")
+    for spreads in dict.fromkeys(kernel.spreads for kernel in ALL.values()):
+        names = [kernel.name for kernel in ALL.values() if kernel.spreads == spreads]
+        all_others = len(names) > len(ALL) // 2
+        console.print(f"  {spreads}: {'all others' if all_others else ', '.join(names)}", markup=False)
     return 0
 
 

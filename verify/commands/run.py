@@ -5,10 +5,10 @@ import json
 import sys
 from pathlib import Path
 
-from verify import document, html, options, report, runner, summary
+from verify import document, foreign_verb, html, options, report, runner, summary
 from verify.misuse import Misuse
 from verify.progress import bar
-from verify.registry import ALL
+from verify.registry import ALL, CUDA
 
 
 def add_arguments(parser):
@@ -24,11 +24,12 @@ def add_arguments(parser):
     parser.add_argument("--dump", metavar="DIR", help="write inputs, outputs and truth of every run as .npz")
     parser.add_argument("--limit", type=_positive, default=120.0, metavar="SECONDS", help="for one run; 120")
     parser.add_argument("--jobs", type=_positive_int, help="processes at a time; the number of cores, at most 8")
+    foreign_verb.add_arguments(parser)
 
 
 def run(args) -> int:
     """Run, report, and return 0 if nothing failed."""
-    kernels, cases, dtypes = options.kernels(args), options.cases(args), options.dtypes(args)
+    foreign_verb.misused(args)
     to_json = None if args.json == "-" else options.writable("--json", args.json)
     to_html, to_md = options.writable("--html", args.html), options.writable("--md", args.md)
     given = [path.absolute() for path in (to_json, to_html, to_md) if path]
@@ -36,6 +37,9 @@ def run(args) -> int:
         raise Misuse(f"--json, --html, --md: expected different files, got {given[0].name} twice")
     if args.dump is not None:
         _folder("--dump", args.dump)
+    if args.kernel:
+        return foreign_verb.run(args, to_json, to_html, to_md)
+    kernels, cases, dtypes = options.kernels(args, CUDA), options.cases(args), options.dtypes(args)
     executor = options.executor(args)
     plan = runner.Plan(
         tuple(ALL[name] for name in kernels),

@@ -1,0 +1,173 @@
+"""Runs a stranger's kernel on cases, in worker processes, and returns a result for every one of them."""
+
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from verify import judge, runner
+from verify.case import Case
+from verify.executors import device_name
+from verify.foreign import Spec, load
+from verify.foreign_call import Malformed, call
+from verify.foreign_facts import Facts, words
+from verify.foreign_refusal import one_line, refusal
+from verify.place import Place, place
+from verify.pool import cores, each
+from verify.result import Result
+
+HIDES_NAN = ("nan_hidden", "nan_seen")
+# Words of a case that are not options, and so are nothing to refuse together.
+NO_OPTIONS = {"cross", "ragged", "bottom_right", "top_left", "causal_cross", *HIDES_NAN}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run and how.
+
+    Attributes
+    ----------
+    spec : Spec
+    facts : Facts
+    cases : tuple of Case
+    dtypes : tuple of str
+    seed : int or None
+        Instead of the cases' own.
+    limit : float
+        Seconds for one run.
+    jobs : int
+        Worker processes at a time.
+    dump : str or None
+        Folder to which the arrays of every run are written.
+    """
+
+    spec: Spec
+    facts: Facts
+    cases: tuple
+    dtypes: tuple
+    seed: int | None = None
+    limit: float = 120.0
+    jobs: int = field(default_factory=cores)
+    dump: str | None = None
+
+    @property
+    def keys(self):
+        """Every (case, dtype), in the order of the report."""
+        return [(case, dtype) for dtype in self.dtypes for case in self.cases]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One judged run: its result, where its error lies, and what was noted of the call."""
+
+    result: Result
+    place: Place | None = None
+    notes: tuple = ()
+
+
+def run(plan: Plan, progress=lambda done, total: None) -> list[Run]:
+    """Run a plan.
+
+    Parameters
+    ----------
+    plan : Plan
+    progress : callable
+        ``progress(done, total)`` after each run, from any thread.
+
+    Returns
+    -------
+    list of Run
+        One for each of `plan.keys`, in their order: skipped ones too, and those that never came back.
+    """
+    runs, calls = {}, []
+    for key in plan.keys:
+        if plan.facts.failure:
+            runs[key] = Run(_unjudged(plan, key, "error", plan.facts.failure))
+        elif reason := plan.facts.refuses(*key):
+            runs[key] = Run(_unjudged(plan, key, "skip", reason))
+        else:
+            calls.append(key)
+    progress(len(runs), len(plan.keys))
+    answers = each(
+        "verify.foreign_run:run_one",
+        [(plan, *key) for key in calls],
+        limit=plan.limit,
+        # One device, and one kernel on it at a time.
+        jobs=1 if plan.facts.executor == "gpu" else plan.jobs,
+        fresh=plan.facts.executor == "gpu",
+        progress=lambda done, _: progress(len(plan.keys) - len(calls) + done, len(plan.keys)),
+    )
+    for key, (found, failure) in zip(calls, answers, strict=True):
+        runs[key] = found or Run(_unjudged(plan, key, "error", failure))
+    return [runs[key] for key in plan.keys]
+
+
+def run_one(plan: Plan, case: Case, dtype: str) -> Run:
+    """Build the case, run the kernel on it, judge it. Runs in the worker; exceptions of the kernel come through."""
+    loaded, facts = load(plan.spec), plan.facts
+    problem = case.build(dtype, facts.small, plan.seed)
+    before = [x.tobytes() for x in (problem.Q, problem.K, problem.V)]
+    start = time.perf_counter()
+    try:
+        answer = call(loaded, problem, facts.layout)
+    except Malformed as error:
+        made = _unjudged(plan, (case, dtype), "fail", str(error))
+        return Run(replace(made, seconds=time.perf_counter() - start))
+    except Exception as error:
+        # Each option was taken by itself. A refusal of several together is one, too; of none, it is an accident.
+        several = len(words(case, facts.small) - NO_OPTIONS) > 1
+        if several and refusal(error):
+            return Run(_unjudged(plan, (case, dtype), "skip", f"refuses these options together ({one_line(error)})"))
+        raise
+    known = judge.reference(problem, problem.dO() if problem.backward else None)
+    result = judge.verdict(
+        replace(problem, **dict(zip("QKV", answer.inputs, strict=True))),
+        answer.outputs,
+        known=known,
+        before=before,
+        kernel=plan.spec.name,
+        executor=answer.executor,
+        device=answer.device,
+        tile=None,
+        seconds=answer.seconds,
+    )
+    if answer.broken:
+        told = f"wrote outside {' and '.join(answer.broken)}: its guard band changed"
+        result = replace(result, verdict="fail", reason="; ".join(filter(None, (told, result.reason))))
+    elif (
+        result.verdict == "fail"
+        and case.recipe in HIDES_NAN
+        and not facts.says.get(case.recipe)
+        and _leak(result, known, answer)
+    ):
+        told = (
+            f"lets NaN through that should stay hidden, as 0 x NaN is NaN; say {case.recipe!r}: True to be judged on it"
+        )
+        result = replace(result, verdict="skip", reason=told, outputs={})
+    elif result.verdict == "fail" and problem.layout != "contiguous":
+        told = "(its inputs are views; if it is for contiguous arrays, refuse others or say 'strides': False)"
+        result = replace(result, reason=f"{result.reason} {told}")
+    if plan.dump:
+        runner.dump(Path(plan.dump), (plan.spec.name.replace(":", "-"), case.id, dtype), problem, answer.outputs, known)
+    return Run(result, place(answer.outputs, known, result.outputs), tuple(answer.notes))
+
+
+def _leak(result, known, answer):
+    """All that is wrong is NaN or inf where truth is finite."""
+    for name, metrics in result.outputs.items():
+        truth, got = known.anchors[name].truth, answer.outputs[name].astype(np.float64)
+        off = np.isfinite(truth) & np.isfinite(got) & ~(np.abs(got - truth) <= metrics.bound)
+        if off.any() or (~np.isfinite(truth) & np.isfinite(got)).any():
+            return False
+    return True
+
+
+def _unjudged(plan, key, verdict, reason):
+    """The result of a run that has no output to judge."""
+    case, dtype = key
+    facts = plan.facts
+    seed = case.seed if plan.seed is None else plan.seed
+    size = case.shape(facts.small)._asdict()
+    kind, device = facts.executor, facts.device or device_name("cpu")
+    return Result(plan.spec.name, case.id, dtype, kind, device, size, None, verdict, reason, {}, 0.0, seed)
