@@ -17,7 +17,6 @@ from numba.cuda.cudadrv.driver import driver
 from flash_cuda import tensor_map
 from flash_cuda.assembler import device_dtype, numba_type
 
-DEFAULT_SHARED_BYTES = 48 * 1024  # a block's dynamic shared memory unless a kernel asks for more
 GUARD_BYTES = 4096  # on each side of every output; a multiple of any alignment
 
 
@@ -124,7 +123,7 @@ def kernel_for(body, args, shared=0):
     key = body, signature
     if key not in Gpu._compiled:
         kernel = cuda.jit(signature, **getattr(body, "jit_options", {}))(body)
-        if shared > DEFAULT_SHARED_BYTES:
+        if shared:  # what a kernel has besides counts towards the default limit too
             _allow_shared(kernel, shared)
         Gpu._compiled[key] = kernel
     return Gpu._compiled[key]
