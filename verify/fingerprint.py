@@ -15,6 +15,7 @@ LADDER = ("step0_standard", "step1_fused", "step2_flash_v1", "step3_flash_v2", "
 PARTS = ("flash_cuda.tile_ops", "flash_cuda.elements")  # of the ladder; written out, so that its records stay valid
 TOGETHER = {"general": ("backward",)}  # judged as one kernel, so named as one
 PACKAGES = "flash_cuda", "refimpl"  # a kernel inlines the functions of rules too
+LIBRARIES = {f"flash_cuda.{stem}" for stem in ("ptx", "ptx_asm", "ptx_hopper")}  # of instructions: those used count
 HOST = {f"flash_cuda.{stem}" for stem in ("launch", "gpu", "emulator", "memory", "assembler")} | {
     "refimpl.frame", "refimpl.tiling"}  # fmt: skip  # around a kernel, not in it
 
@@ -31,8 +32,12 @@ def fingerprint(kernel):
     launch = import_module("flash_cuda.launch")
     digest = hashlib.sha256(repr((launch.TILES, launch.THREADS)).encode())
     own = [f"flash_cuda.{stem}" for stem in (kernel, *TOGETHER.get(kernel, ()))]
-    for module in (*own, *(PARTS if kernel in LADDER else built_from(*own))):
-        digest.update(code_alone(_source(module)).encode())
+    modules = [*own, *(PARTS if kernel in LADDER else built_from(*own))]
+    for module in modules:
+        if module not in LIBRARIES:
+            digest.update(code_alone(_source(module)).encode())
+    for definition in definitions_used([module for module in modules if module not in LIBRARIES]):
+        digest.update(_text(definition).encode())
     return digest.hexdigest()[:12]
 
 
@@ -50,6 +55,51 @@ def built_from(*modules) -> list[str]:
         found |= new
         todo += new
     return sorted(found - set(modules))
+
+
+def definitions_used(modules) -> list[ast.AST]:
+    """The definitions in `LIBRARIES` that these modules use, and those that these use, by module and name."""
+    trees = {module: ast.parse(_source(module)) for module in (*modules, *LIBRARIES)}
+    tables = {module: _definitions(trees[module]) for module in LIBRARIES}
+    found, todo = set(), [pair for module in modules for pair in _from_libraries(trees[module], trees[module])]
+    while todo:
+        module, name = pair = todo.pop()
+        node = tables[module].get(name)
+        if node is None or pair in found:
+            continue
+        found.add(pair)
+        named = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+        todo += [(module, other) for other in named & tables[module].keys()]
+        todo += _from_libraries(node, trees[module])
+    return [tables[module][name] for module, name in sorted(found)]
+
+
+def _definitions(tree):
+    """Name -> the statement of a module that defines it."""
+    table = {}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            table[node.name] = node
+        elif isinstance(node, ast.Assign):
+            names = (part.id for target in node.targets for part in ast.walk(target) if isinstance(part, ast.Name))
+            table |= dict.fromkeys(names, node)
+    return table
+
+
+def _from_libraries(node, tree):
+    """(library, name) of what a part of a module uses under the names that the module imports."""
+    whole, single = {}, {}
+    for statement in ast.walk(tree):
+        for alias in statement.names if isinstance(statement, ast.ImportFrom) else ():
+            target = whole if f"{statement.module}.{alias.name}" in LIBRARIES else single
+            target[alias.asname or alias.name] = statement.module, alias.name
+    pairs = set()
+    for part in ast.walk(node):
+        if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name) and part.value.id in whole:
+            pairs.add((".".join(whole[part.value.id]), part.attr))
+        elif isinstance(part, ast.Name) and part.id in single:
+            pairs.add(single[part.id])
+    return sorted(pair for pair in pairs if pair[0] in LIBRARIES)
 
 
 def _imported(tree):
