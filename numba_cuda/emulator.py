@@ -36,6 +36,7 @@ _NUMPY_TYPES = {types.float32: np.float32, types.float16: np.float16} | dict.fro
     (types.int32, types.int64, types.uint32, types.uint64), int) | {types.uint16: np.uint16}
 # Instruction -> what runs in its place, f(machine, ...); modules of instructions add theirs.
 STAND_INS = TABLE | HOPPER_TABLE
+_INSTRUCTIONS = {__name__, "flash_cuda.ptx_standins", "flash_cuda.ptx_hopper_standins"}  # no lines of a kernel
 _NAN_PAIR = NAN_BITS << 16 | NAN_BITS  # what a register that holds two 16-bit numbers has in it before any write
 
 
@@ -257,7 +258,7 @@ class Emulator:
         for it.
         """
         thread, caller = self.thread, sys._getframe(1)
-        while caller.f_globals.get("__name__", "").startswith(("flash_cuda.ptx", __name__)):
+        while caller.f_globals.get("__name__") in _INSTRUCTIONS:
             caller = caller.f_back
         number, rank = divmod(thread.index, size)
         group = thread.block.groups.get((size, number))

@@ -176,13 +176,28 @@ class GlobalArray:
             raise ReadOnly(f"{self.name}[{index}]: a kernel may not write to its input")
         if len(index) < self.ndim:
             raise OutOfBounds(f"{self.name} of shape {self.shape}: {len(index)} indices")
-        me, at = self._who(), self._address(index)
+        self._write(self._address(index), self._who(), index)
+        self.count.stores += 1
+        self.data[index] = value
+
+    def _write(self, at, me, index):
+        """Note a write to the element at an address."""
         self._meet(self._writes.get(at), me, index, "writes it too")
         self._meet(self._reads.get(at), me, index, "overwrites what it read")
         self._meet(self._adds.get(at), me, index, "overwrites what it added to")
-        self.count.stores += 1
         self._writes[at] = me
-        self.data[index] = value
+
+    def store_run(self, index, values):
+        """Store neighbouring elements of a row at once, from ``index`` on."""
+        *row, column = self._key(index)
+        self._key((*row, column + len(values) - 1))
+        if not self._writable:
+            raise ReadOnly(f"{self.name}[{index}]: a kernel may not write to its input")
+        first, me, row = self._address((*row, column)), self._who(), tuple(row)
+        for k in range(len(values)):
+            self._write(first + k * self.data.strides[-1], me, (*row, column + k))
+        self.count.stores += len(values)
+        self.data[row][column : column + len(values)] = values
 
     def add(self, index, value):
         """Add atomically to one element; counts as a store, since nothing comes back."""

@@ -39,9 +39,9 @@ class SharedBits:
         """Index arrays of ``count`` elements from each start."""
         starts = np.asarray(starts)
         if starts.min() < 0 or starts.max() + count > self.size:
-            raise OutOfBounds(f"{self._name} of {self.size} elements: {count} from {starts.min()} ... {starts.max()} on")
+            raise OutOfBounds(f"{self._name} of {self.size}: {count} elements from {starts} on")
         if (starts % count).any():
-            raise OutOfBounds(f"{self._name}: {count} elements at once from {starts.max()}, expected a multiple of {count}")
+            raise OutOfBounds(f"{self._name}: {count} elements at once from {starts}, expected multiples of {count}")
         return starts[..., None] + np.arange(count)
 
     def get(self, starts, count, threads):
@@ -71,8 +71,8 @@ class SharedBits:
             for last, by, what in ((self._written, self._writer, "wrote"), (self._read, self._reader, "read")):
                 met = (last[at] == epoch) & (by[at] != me)
                 if met.any():
-                    raise Race(f"{self._name}[{start + met.argmax()}]: thread {me} overwrites what another thread {what} "
-                               "since the last barrier")
+                    raise Race(f"{self._name}[{start + met.argmax()}]: thread {me} overwrites what another thread "
+                               f"{what} since the last barrier")
         self._bits[at], self._writer[at], self._written[at] = bits, me, epoch
 
     def __setitem__(self, index, bits):

@@ -139,7 +139,8 @@ def _finish(memory, group, given):
         key = id(first.acc)
         if key not in results:
             C = np.empty((64, first.made[1]), np.float32)
-            C[_layout(len(first.acc))] = [thread.values[id(p.acc)][0] for thread, p in zip(threads, together, strict=True)]
+            before = [thread.values[id(p.acc)][0] for thread, p in zip(threads, together, strict=True)]
+            C[_layout(len(first.acc))] = before
             results[key] = C, together
         C = results[key][0]
         C[...] = _product(memory, group, clock[group], C if first.keep else 0.0, together)
@@ -177,7 +178,7 @@ def _product(memory, group, tick, C, together):
         B = memory.read(_k_major(first.B, N), group, tick, clock).reshape(N, 16).T
     else:
         if memory.watch and any(not np.array_equal(p.A, p.A_now) for p in together):
-            raise InFlight(f"warpgroup {group}: an operand's registers were overwritten while its product was in flight")
+            raise InFlight(f"warpgroup {group}: an operand's registers were written while its product was in flight")
         A = np.empty((64, 16), np.uint16)
         A[_layout(8)] = np.array([p.A_now for p in together], "<u4").view("<u2")
         B = memory.read(_mn_major(first.B, N), group, tick, clock).reshape(16, N)
@@ -304,7 +305,8 @@ def gmem_address(machine, array):
 
 
 def pack(dtype):
-    return {"fp16": ptx_standins.pack_f16, "bf16": ptx_standins.pack_bf16}[dtype]
+    kind, bits = KINDS[dtype], np.uint16
+    return lambda machine, low, high: int(kind(low).view(bits)) | int(kind(high).view(bits)) << 16
 
 
 def store_16(machine, address, *words):
@@ -313,9 +315,7 @@ def store_16(machine, address, *words):
     first = offset // array.dtype.itemsize
     if offset % 16 or not 0 <= first <= array.size - len(values):
         raise OutOfBounds(f"{array.name}: 16 bytes from byte {offset} of {array.size * array.dtype.itemsize}")
-    places = np.unravel_index(range(first, first + len(values)), array.shape)
-    for *index, value in zip(*places, values, strict=True):
-        array[tuple(index)] = value
+    array.store_run(tuple(map(int, np.unravel_index(first, array.shape))), values)
 
 
 def trade(machine, word, across):

@@ -39,6 +39,10 @@ class Head:
         self.observer.store(name, block.size)
         block[...] = value
 
+    def operand(self, value, stored):
+        """Round a value to the type of a stored array if that has 16 bits: what a tensor core takes beside it."""
+        return value.astype(stored.dtype).astype(self.dtype) if stored.dtype.itemsize == 2 else value
+
     def scratch(self, *shape):
         """Allocate a work array in HBM, full of NaN: reading what was never written shows."""
         return np.full(shape, np.nan, self.dtype)

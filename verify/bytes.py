@@ -6,7 +6,7 @@ every load and store of the kernel's body, counted by the emulator. lse is in th
 
 import ast
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from inspect import getdoc
@@ -109,6 +109,14 @@ COUNTED = (
 )
 
 
+def fitted(kernel: str, setting: Setting) -> Setting:
+    """The setting, or the nearest that the kernel takes: a larger tile or head dim, a storage type of its own."""
+    entry, shape = KERNELS[kernel], setting.shape
+    d, dv = (entry.d_unit * cdiv(n, entry.d_unit) for n in (shape.d, shape.dv))
+    dtype = setting.dtype if setting.dtype in entry.dtypes else entry.dtypes[0]
+    return replace(setting, shape=shape._replace(d=d, dv=dv), tile=entry.tile(setting.tile), dtype=dtype)
+
+
 @cache
 def formula(kernel: str, ledger: str) -> str:
     """The expression in a step's docstring.
@@ -177,7 +185,7 @@ def count_requested(kernel: str, setting: Setting) -> int:
     from flash_cuda.emulator import Emulator
 
     on, problem = Emulator(), _problem(setting)
-    attention = import_module(KERNELS[kernel].module).attention
+    attention = KERNELS[kernel].attention()
     options = {"causal": setting.causal, "tile": setting.tile, "threads": setting.threads}
     attention(problem.Q, problem.K, problem.V, on=on, **options)
     return _in_bytes({name: loads + stores for name, (loads, stores) in on.counts.items()}, setting)
@@ -194,10 +202,11 @@ def ledger(kernels, progress=lambda done, total: None) -> list[Entry]:
     """
     jobs = [(kernel, setting) for kernel in kernels for setting in (*EMULATED, *COUNTED)]
     entries = []
-    for done, (kernel, setting) in enumerate(jobs, 1):
+    for done, (kernel, asked) in enumerate(jobs, 1):
+        setting = fitted(kernel, asked)
         fills, requested = (evaluate(formula(kernel, name), setting) for name in ("fills", "requested"))
         entries.append(Entry(kernel, "fills", setting, fills, count_fills(kernel, setting)))
-        counted = count_requested(kernel, setting) if setting in EMULATED else None
+        counted = count_requested(kernel, setting) if asked in EMULATED else None
         entries.append(Entry(kernel, "requested", setting, requested, counted))
         progress(done, len(jobs))
     return entries

@@ -167,7 +167,7 @@ def _on(kernel, executor, seed):
         return {"tile": Tile(SMALL_TILE, SMALL_TILE)}
     on = {"on": executors.open_executor(executor, seed)}
     if executor == "emulated":
-        on |= {"tile": Tile(SMALL_TILE, SMALL_TILE), "threads": SMALL_THREADS}
+        on |= {"tile": kernel.tile(Tile(SMALL_TILE, SMALL_TILE)), "threads": SMALL_THREADS}
     return on
 
 

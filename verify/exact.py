@@ -15,14 +15,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from refimpl.tiling import Tile, spans
+from refimpl.tiling import Tile, cdiv, spans
 from verify import plain
 from verify.cases import Problem, Shape, dense
 from verify.dtypes import DTYPES
+from verify.registry import KERNELS
 
 BUDGET = 24  # bits of an fp32 significand
 V_MAX = 3
-STEPS = ("step2_flash_v1", "step3_flash_v2", "step4_causal")  # those that carry a state
+STEPS = ("step2_flash_v1", "step3_flash_v2", "step4_causal", "step5_tensor_core", "step6_flash_v3")  # with a state
 POWERS = np.arange(-126, 128)  # the normal range of fp32: below it the hardware flushes to zero
 
 
@@ -43,8 +44,9 @@ class Setting:
         return f"{heads} {s.Nq}x{s.Nk} d{s.d}/{s.dv} {self.dtype} tile {self.tile.Br}x{self.tile.Bc}{mask}"
 
 
-def settings(executor: str) -> list[Setting]:
+def settings(executor: str, step: str = STEPS[0]) -> list[Setting]:
     """What is proved: every tile size, square and ragged, causal and not, in turn through the storage types."""
+    kernel = KERNELS[step]
     if executor == "gpu":
         shapes, threads = (dense(256, B=2, H=4, Hk=2, d=64), dense(203, 331, H=2, d=113, dv=64)), None
         shapes += (dense(130, 144, d=64),)  # 14 more keys than queries: the diagonal ends one key short of a tile
@@ -53,11 +55,23 @@ def settings(executor: str) -> list[Setting]:
         shapes, threads = (dense(32, H=2, Hk=1, d=8), dense(29, 45, d=7, dv=5), dense(41, 30, d=8)), (4, 2)
         shapes += (dense(34, 48, d=8),)  # likewise
         tiles = (Tile(8, 8), Tile(16, 16), Tile(16, 8), Tile(8, 16), Tile(32, 12), Tile(12, 48))
-    names = ("fp32", "fp16", "bf16")
+    if kernel.tile_units == (16, 16):  # one warp and two, one band of 16 rows a warp and two
+        emulated = Tile(16, 16), Tile(16, 32), Tile(32, 16), Tile(48, 32)
+        tiles = (Tile(64, 32), Tile(64, 64), Tile(128, 32), Tile(128, 64)) if executor == "gpu" else emulated
+    if kernel.tile_units == (64, 16):  # one warpgroup and two; more heads, so that a block goes from tile to tile
+        emulated = Tile(64, 16), Tile(128, 32)
+        tiles = (Tile(64, 32), Tile(64, 64), Tile(128, 48), Tile(128, 64)) if executor == "gpu" else emulated
+        shapes = tuple(shape._replace(B=2, d=_up(shape.d, kernel), dv=_up(shape.dv, kernel)) for shape in shapes)
+    names = kernel.dtypes
     grid = [(shape, causal, tile) for tile in tiles for shape in shapes for causal in (False, True)]
-    # The shift makes a shape meet all three types as the tiles go by.
+    # The shift makes a shape meet all types as the tiles go by.
     kinds = 2 * len(shapes)
-    return [Setting(*point, threads, names[(k % kinds + k // kinds) % 3]) for k, point in enumerate(grid)]
+    return [Setting(*point, threads, names[(k % kinds + k // kinds) % len(names)]) for k, point in enumerate(grid)]
+
+
+def _up(n, kernel):
+    """A head dim that the kernel takes."""
+    return kernel.d_unit * cdiv(n, kernel.d_unit)
 
 
 def problem(setting: Setting, seed: int = 0) -> Problem:
@@ -130,12 +144,13 @@ def dead(made: Problem, tile: Tile) -> np.ndarray:
     return out
 
 
-def first_difference(made: Problem, tile: Tile, O, lse, trace) -> str | None:
+def first_difference(made: Problem, tile: Tile, O, lse, trace, reciprocal=False) -> str | None:
     """Where outputs and trace first differ from fp64, in tile order; None if every bit is right.
 
     A dead tile may be left out, and its trace then still holds the poison. The division by l is rounded, correctly,
-    so O must be the correctly rounded quotient. lse = ln 2 (m + log2 l) must be right to the bit where l is a power of
-    two, as the logarithm is an integer there: one product in fp32.
+    so O must be the correctly rounded quotient, or the rounded product with the rounded ``reciprocal``. lse = ln 2
+    (m + log2 l) must be right to the bit where l is a power of two, as the logarithm is an integer there: one product
+    in fp32.
     """
     want = states(made, tile.Bc)
     skipped = np.isnan(trace).all(axis=-1) & dead(made, tile)
@@ -148,7 +163,12 @@ def first_difference(made: Problem, tile: Tile, O, lse, trace) -> str | None:
     m, l, O_acc = want[:, :, -1, :, 0], want[:, :, -1, :, 1], want[:, :, -1, :, 2:]
     quotient = np.where(l[..., None] == 0, 0, O_acc / np.where(l == 0, 1, l)[..., None])
     # Rounded twice, as kernels do: to fp32 by the division, to the storage type by the store.
-    wrong = quotient.astype(np.float32).astype(O.dtype) != O
+    rounded = quotient.astype(np.float32)
+    if reciprocal:
+        with np.errstate(divide="ignore"):
+            share = np.where(l == 0, 0, np.float32(1) / l.astype(np.float32)).astype(np.float32)
+        rounded = O_acc.astype(np.float32) * share[..., None]
+    wrong = rounded.astype(O.dtype) != O
     if wrong.any():
         at = tuple(int(k) for k in np.argwhere(wrong)[0])
         return f"O at {list(at)}: got {O[at]!r}, wanted {quotient[at]!r}"
@@ -194,11 +214,10 @@ def prove(step: str, setting: Setting, executor: str, seed: int) -> str | None:
         The first difference.
     """
     from verify import executors
-    from verify.registry import KERNELS
 
     made = problem(setting)
     on = executors.open_executor(executor, seed)
     O, lse, trace = KERNELS[step].attention()(
         made.Q, made.K, made.V, **made.options, tile=setting.tile, threads=setting.threads, on=on, trace=True
     )
-    return first_difference(made, setting.tile, O, lse, trace)
+    return first_difference(made, setting.tile, O, lse, trace, KERNELS[step].reciprocal)

@@ -29,7 +29,6 @@ OPTIONS = {
     "paged": "paged keys and values",
     "backward": "a backward pass",
 }
-HEAD_UNIT = 64  # a shape's head room is a multiple of it: one swizzled row
 _DENSE = frozenset({"causal", "top_left", "gqa", "strides", "nan_hidden", "nan_seen"})
 _OPTIONS = frozenset({"mask", "bias", "window", "softcap", "alibi", "lengths", "rules", "dropout", "backward"})
 
@@ -60,8 +59,6 @@ class Kernel:
         What a NaN in an input may reach.
     tile_units : tuple of int
         What Br and Bc are multiples of.
-    shaped : bool
-        Its tile is part of a ``Shape``, and its threads follow from that.
     reciprocal : bool
         O is O_acc times 1 / l, rather than O_acc / l.
     """
@@ -80,7 +77,6 @@ class Kernel:
     min_cc: tuple = (7, 5)
     spreads: str = "only the outputs that depend on it"
     tile_units: tuple = (1, 1)
-    shaped: bool = False
     reciprocal: bool = False
 
     def attention(self, load=import_module):
@@ -89,10 +85,8 @@ class Kernel:
         A NumPy implementation computes in fp32, or in fp64 on fp64 inputs, and is given storage types here: its O is
         rounded to Q's type and its lse to fp32, as a kernel's would be. `load` finds modules by name.
         """
-        module = load(self.module)
-        if self.runs != "cuda":
-            return _stored(module.attention)
-        return _shaped(module) if self.shaped else module.attention
+        fn = load(self.module).attention
+        return fn if self.runs == "cuda" else _stored(fn)
 
     def tile(self, tile) -> Tile:
         """The smallest tile no smaller than the one given that the kernel takes."""
@@ -135,18 +129,6 @@ class Kernel:
                 return f"{name} {n} is not a multiple of {self.d_unit}"
         missing = [OPTIONS[name] for name in OPTIONS if name in needs and name not in self.options]
         return f"does not take {', '.join(missing)}" if missing else None
-
-
-def _shaped(module):
-    """A kernel whose tile is part of a shape, called as the others are."""
-
-    def attention(Q, K, V, *, tile=None, threads=None, **options):
-        if tile:
-            D = HEAD_UNIT * cdiv(max(Q.shape[-1], V.shape[-1]), HEAD_UNIT)
-            options["shape"] = module.Shape(tile.Br, tile.Bc, D)
-        return module.attention(Q, K, V, **options)
-
-    return attention
 
 
 def _stored(fn):
@@ -204,8 +186,8 @@ _LADDER = (
     ),
     _step(
         "step6_flash_v3", "18.6", "Hopper: copies, products and softmax overlap",
-        dtypes=("fp16", "bf16"), d_min=8, d_unit=8, min_cc=(9, 0), tile_units=(64, 16), shaped=True, reciprocal=True,
-        options=frozenset({"causal", "top_left", "gqa", "window"}),
+        dtypes=("fp16", "bf16"), d_min=8, d_unit=8, min_cc=(9, 0), tile_units=(64, 16), reciprocal=True,
+        options=_DENSE - {"nan_seen"} | {"window", "softcap"},
         spreads="the outputs that depend on it, and rows of the query tiles that visit it in V",
     ),
 )

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import re
 import types
 
 
@@ -26,6 +27,15 @@ def without_line(step, text, occurrence):
     # A few lines of context make the edit unique.
     before, after = "".join(lines[k - 3 : k]), "".join(lines[k + 1 : k + 4])
     return before + lines[k] + after, before + after
+
+
+def edit(name, pattern, new):
+    """(old, new): the source of ``flash_cuda.<name>``, and that changed at the first place that a pattern matches."""
+    old = source(name)
+    changed = re.sub(pattern, new, old, count=1, flags=re.MULTILINE)
+    if changed == old:
+        raise ValueError(f"{name}: nothing matches {pattern!r}")
+    return old, changed
 
 
 def source(step):

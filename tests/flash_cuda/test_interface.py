@@ -314,4 +314,4 @@ def test_fastest_step_of_a_device(change, needs, chosen, said):
     """What a GPU of some capability is given, and why nothing faster."""
     asked = Asked((9, 0), np.dtype(np.float16), 64, 64)._replace(**change)
     step, reason = choose(frozenset(needs), asked)
-    assert step.module == chosen and reason.startswith(said)
+    assert step.module == chosen and said in reason

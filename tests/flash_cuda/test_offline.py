@@ -42,12 +42,47 @@ def check(jobs):
 def test_each_step_assembles_clean():
     jobs = [("step0_standard", 64, "fp16", ("sm_75",)), ("step1_fused", 32, "fp32", ("sm_80",))]
     jobs += [("step2_flash_v1", 128, "bf16", ("sm_90a",)), ("step3_flash_v2", 256, "fp16", ("sm_75",))]
+    jobs += [("step5_tensor_core", 128, "fp16", ("sm_80", "sm_90a"))]
     check([*jobs, ("step4_causal", 64, "bf16", ("sm_80", "sm_90a"))])
 
 
 @pytest.mark.slow
 def test_the_general_kernel_assembles_clean():
     check([("general", d, dtype, ("sm_75", "sm_90a")) for d, dtype in ((32, "bf16"), (64, "fp16"), (128, "fp32"))])
+
+
+@pytest.mark.slow
+def test_tensor_cores_assemble_clean_at_every_head_dim():
+    """Padded and odd ones too; sm_86 and sm_120 have the least shared memory."""
+    archs = ("sm_80", "sm_86", "sm_90a", "sm_120")
+    dims = (8, 32, 64, 80, 96, 113, 128, 192, 256)
+    check([("step5_tensor_core", d, ("fp16", "bf16")[k % 2], archs) for k, d in enumerate(dims)])
+
+
+def test_tensor_cores_do_the_work():
+    """The linked PTX of step 5 at d = 64: each instruction as often as the tile's arithmetic says, in one loop."""
+    from flash_cuda.assembler import assemble, numba_type
+    from flash_cuda.step5_tensor_core import SHAPES, make_kernel
+
+    shape, D = SHAPES[64], 64
+    half, single = np.zeros((1, 1, 1, 1), np.float16), np.zeros((1, 1, 1), np.float32)
+    args = half, half, half, half, single, np.float32(1), 0, 0, np.zeros((0,) * 5, np.float32)
+    kernel = make_kernel(shape, D, "bf16", "whole")
+    _, ptx = assemble(kernel, tuple(map(numba_type, args)), {"sm_80": (8, 0)})["sm_80"]
+    rows, threads = shape.band, 32 * shape.Br // shape.band
+    scores = rows * shape.Bc // 32  # a lane's
+    expected = {
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32": 2 * rows * shape.Bc * D // (16 * 8 * 16),
+        "ldmatrix.sync.aligned.m8n8.x4.shared": (rows + shape.Bc) * D // 256,
+        "ldmatrix.sync.aligned.m8n8.x4.trans.shared": shape.Bc * D // 256,
+        "cp.async.cg.shared.global": (shape.Br + 2 * 2 * shape.Bc) * D // (8 * threads),  # Q, two K and two V tiles
+        "ex2.approx.ftz.f32": scores + rows // 8,  # and alpha
+        "cvt.rn.bf16x2.f32": scores // 2 + rows * D // 64,  # P, and O
+        "cp.async.wait_group 0": 2,
+        "bar.sync": 3,
+        "ld.local": 0,
+    }
+    assert {name: ptx.count(name) for name in expected} == expected
 
 
 @pytest.mark.slow

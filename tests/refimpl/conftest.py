@@ -9,7 +9,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # helpers_options, for this folder's tests
 
-STEPS = ("step0_standard", "step1_fused", "step2_flash_v1", "step3_flash_v2", "step4_causal")
+STEPS = (
+    "step0_standard", "step1_fused", "step2_flash_v1", "step3_flash_v2", "step4_causal", "step5_tensor_core",
+    "step6_flash_v3",
+)  # fmt: skip
 
 
 @pytest.fixture(params=STEPS)

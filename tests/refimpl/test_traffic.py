@@ -70,6 +70,8 @@ def test_names(ladder, draw):
         ),
         "step3_flash_v2": ({"Q": q, "K": 4 * k, "V": 4 * v}, {"O": o, "lse": n}),
         "step4_causal": ({"Q": q, "K": 4 * k, "V": 4 * v}, {"O": o, "lse": n}),
+        "step5_tensor_core": ({"Q": q, "K": 4 * k, "V": 4 * v}, {"O": o, "lse": n}),
+        "step6_flash_v3": ({"Q": q, "K": 4 * k, "V": 4 * v}, {"O": o, "lse": n}),
     }
     for name, (loads, stores) in expected.items():
         tally = Tally()

@@ -38,6 +38,21 @@ def test_states_are_equal(ladder, draw, causal, dtype):
                 assert np.array_equal(x, y)
 
 
+def test_a_product_that_is_added_later_changes_no_bit(ladder, draw):
+    """Step 6 adds P V one tile later than step 5, and rescales before and after just as often."""
+    arrays = [x.astype(np.float16) for x in draw(20, 23, 2, 4, 2, d=7, dv=3)[:3]]
+    runs = []
+    for name in ("step5_tensor_core", "step6_flash_v3"):
+        trace = Trace()
+        outputs = ladder[name].attention(*arrays, causal=True, tile=TILE, observe=trace, dtype=np.float32)
+        runs.append((outputs, sorted(trace.visits, key=lambda visit: visit[:4])))
+    for x, y in zip(runs[0][0], runs[1][0], strict=True):
+        assert np.array_equal(x, y)
+    for before, after in zip(runs[0][1], runs[1][1], strict=True):
+        assert before[:4] == after[:4]
+        assert all(np.array_equal(x, y) for x, y in zip(before[4:], after[4:], strict=True))
+
+
 def test_state_is_what_it_says(ladder, draw):
     """m is the largest score so far, l and O_acc are the sums of exp(s - m) and exp(s - m) v."""
     visits, _, _ = traced(ladder["step3_flash_v2"], draw, scale=0.5)

@@ -50,7 +50,10 @@ def test_a_kernel_takes_the_cases_within_its_capabilities(name):
     taken = {c for c in SUITE if name in conformance.subjects(SUITE[c])}
     dtype = KERNELS[name].dtypes[0]
     taken = {c for c in taken if not conformance.refusal(SUITE[c], name, dtype, "emulated")}
-    assert taken == OF_THE_STEPS
+    wanted = OF_THE_STEPS
+    if name == "step6_flash_v3":  # it has softcap and windows, and no head dim of 20
+        wanted = OF_THE_STEPS - {"A29"} | {"A14", "A15", "A17"}
+    assert taken == wanted
     assert "needs a GPU" in conformance.refusal(SUITE["A36"], name, dtype, "emulated")
     assert conformance.refusal(SUITE["A36"], name, dtype, "gpu") is None
 
@@ -59,7 +62,7 @@ def test_a_kernel_takes_the_cases_within_its_capabilities(name):
     ("step0_standard", "A09", "fp16"), ("step1_fused", "A31", "fp16"), ("step2_flash_v1", "A37", "bf16"),
     ("step3_flash_v2", "A08", "bf16"), ("step4_causal", "A09", "fp32"), ("step4_causal", "A20", "fp32"),
     ("step3_flash_v2", "A38", "fp16"), ("step0_standard", "A18", "fp32"), ("step5_tensor_core", "A09", "bf16"),
-    ("step5_tensor_core", "A31", "fp16"),
+    ("step5_tensor_core", "A31", "fp16"), ("step6_flash_v3", "A09", "bf16"), ("step6_flash_v3", "A15", "fp16"),
 ])  # fmt: skip
 def test_a_kernel_is_right_in_a_case(name, case, dtype):
     """A sample; `verify conformance` runs them all."""

@@ -1,0 +1,274 @@
+"""The emulator's dynamic shared memory: bytes with addresses, filled by a copy engine, ordered by mbarriers.
+
+What a copy is still to bring reads as NaN, and it comes as late as it may: when a thread waits for it. But whether an
+order of events is *enforced* is not left to the order in which threads happen to run. Each thread carries a clock,
+one number for each mbarrier (the phases that it knows to be complete) and one for each warpgroup (its products that it
+knows to have read their operands). An arrival takes the clock along, a wait brings it. So a product may read what
+its threads know to be there, and a copy may overwrite what its thread knows to have been read; anything else is a race,
+even where all came out well this time.
+"""
+
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from flash_cuda.memory import KernelFault, OutOfBounds, Race, UninitialisedRead
+from flash_cuda.memory_bits import NAN_BITS
+from flash_cuda.tensor_map import SWIZZLE_COLUMNS, obstacle
+
+START = 16  # address of the first byte: aligned as a GPU grants it, and to no more
+CHUNK = 16  # bytes, the unit of the swizzle and of all bookkeeping
+MAP_BYTES = 128
+BARRIER_BYTES = 8
+WARPGROUP = 128  # threads
+WARPGROUPS, BARRIERS = 8, 120  # that a clock has room for
+ROW_BYTES = 2 * SWIZZLE_COLUMNS
+_NEVER = -1
+
+
+class PhaseFault(KernelFault):
+    """An mbarrier is used against its protocol."""
+
+
+class Address(NamedTuple):
+    """The address of a byte of a global array, or of what stands for one."""
+
+    array: object
+    offset: int = 0
+
+    def __add__(self, nbytes):
+        return Address(self.array, self.offset + nbytes)
+
+
+class TensorMaps(NamedTuple):
+    """What the copy engine knows of some arrays: ``(array, rows of a box)`` each, and the rows there are, if not all.
+
+    Raises
+    ------
+    ValueError
+        An array that it cannot read, as the driver would refuse it.
+    """
+
+    tiles: tuple
+
+    def check(self):
+        """Return it if the engine takes all of its arrays."""
+        for array, *_ in self.tiles:
+            data = array.data
+            told = obstacle(data.shape, data.strides, data.__array_interface__["data"][0], data.itemsize)
+            if told:
+                raise ValueError(f"{array.name}: expected an array that the copy engine can read, but {told}")
+        return self
+
+
+def swizzled(addresses):
+    """Where the bytes of these addresses really are: 16-byte chunks trade places within 8 rows of 128 bytes."""
+    return addresses ^ ((addresses >> 7 & 7) << 4)
+
+
+class Clocked:
+    """What a thread knows of events that others may wait for; clocks are never changed, only replaced."""
+
+    def __init__(self):
+        self.clock = np.zeros(WARPGROUPS + BARRIERS, np.int64)
+
+    def learn(self, clock):
+        """Know what another knows, too."""
+        self.clock = np.maximum(self.clock, clock)
+
+
+class Mbarrier(Clocked):
+    """An mbarrier: a phase is complete when all arrivals and all bytes it expects have come.
+
+    ``clock`` collects what those who arrive know; ``complete_clock`` is what the last phase's knew.
+    """
+
+    def __init__(self, number, offset, count, epoch):
+        super().__init__()
+        self.number, self.offset, self.count, self.epoch = number, offset, count, epoch
+        self.slot = WARPGROUPS + number
+        self.phase, self.pending, self.nbytes = 0, count, 0
+        self.announced = False  # to the copy engine
+        self.copies = []  # under way: functions that land them
+        self.complete_clock = self.clock
+
+    def __str__(self):
+        return f"mbarrier {self.number} (byte {self.offset}) in phase {self.phase}"
+
+    def arrive(self, clock):
+        """One arrival."""
+        if not self.pending:
+            raise PhaseFault(f"{self}: one arrival too many, it expects {self.count}")
+        self.pending -= 1
+        self.learn(clock)
+        self.settle()
+
+    def settle(self):
+        """Complete the phase if nothing is missing."""
+        if self.pending or self.nbytes:
+            return
+        self.phase += 1
+        self.pending = self.count
+        self.complete_clock = self.clock.copy()
+        self.complete_clock[self.slot] = self.phase
+        self.clock = np.zeros_like(self.clock)
+        if self.copies:
+            raise PhaseFault(f"mbarrier {self.number} (byte {self.offset}): phase {self.phase - 1} is complete before "
+                             f"all of its copies have come, {len(self.copies)} are under way")
+
+    def passed(self, parity):
+        """Whether the phase of that parity is complete; copies that are under way land first, as late as they may."""
+        if self.phase & 1 == parity:
+            copies, self.copies = self.copies, []
+            while copies:
+                land, nbytes = copies.pop(0)
+                land()
+                self.nbytes -= nbytes
+                self.copies = copies
+                self.settle()
+        return self.phase & 1 != parity
+
+
+
+class Missing(NamedTuple):
+    """What a thread waits for at a line, said when asked: what the present phase still lacks."""
+
+    barrier: Mbarrier
+    line: int
+
+    def __str__(self):
+        barrier = self.barrier
+        return (f"the end of phase {barrier.phase} of mbarrier {barrier.number} (byte {barrier.offset}) at line "
+                f"{self.line}: {barrier.pending} of {barrier.count} arrivals and {barrier.nbytes} bytes are missing")
+
+
+class SharedBytes:
+    """Dynamic shared memory of one block, and what orders its uses.
+
+    Parameters
+    ----------
+    machine : emulator.Emulator
+    nbytes : int
+        What the launch gives.
+    """
+
+    def __init__(self, machine, nbytes):
+        self._machine, self.end = machine, START + nbytes
+        chunks = -(-self.end // CHUNK)
+        self._chunks = np.full((chunks, CHUNK // 2), NAN_BITS, np.uint16)
+        self._slot = np.full(chunks, _NEVER)  # of the mbarrier that the last copy to a chunk reports to
+        self._phase = np.zeros(chunks, np.int64)  # in which phase of it
+        self._reads = np.zeros((WARPGROUPS, chunks), np.int64)  # each warpgroup's clock after its last read
+        self._barriers = {}
+        self._threads = {}
+        self._named = {}
+        self.registers = {}  # warpgroup -> registers that each of its threads has
+
+    @cached_property
+    def watch(self):
+        """Whether to raise on races."""
+        return self._machine.watch
+
+    def of(self, thread, make):
+        """A thread's own record, made at first."""
+        if thread.index not in self._threads:
+            self._threads[thread.index] = make()
+        return self._threads[thread.index]
+
+    def synchronise(self):
+        """A barrier of all threads: each knows what any one knew."""
+        if self._threads:
+            clock = np.max([thread.clock for thread in self._threads.values()], axis=0)
+            for thread in self._threads.values():
+                thread.learn(clock)
+
+    def close(self):
+        """All threads are gone: nothing may come any more."""
+        for barrier in self._barriers.values():
+            if barrier.copies:
+                raise PhaseFault(f"{barrier}: the block ends, and {len(barrier.copies)} copies are still under way")
+
+    # ---- mbarriers
+
+    def make_barrier(self, address, count):
+        """Initialise an mbarrier."""
+        if address % BARRIER_BYTES or not START <= address <= self.end - BARRIER_BYTES:
+            raise OutOfBounds(f"mbarrier at byte {address - START}: expected a multiple of {BARRIER_BYTES} within "
+                              f"{self.end - START}")
+        if address in self._barriers:
+            raise PhaseFault(f"{self._barriers[address]} is initialised again")
+        epoch = self._machine.thread.block.epoch, self._machine.thread.index
+        self._barriers[address] = Mbarrier(len(self._barriers), address - START, count, epoch)
+
+    def announce_barriers(self):
+        """Let the copy engine know the barriers there are."""
+        for barrier in self._barriers.values():
+            barrier.announced = True
+
+    def barrier(self, address):
+        """The mbarrier at an address."""
+        if address not in self._barriers:
+            raise PhaseFault(f"byte {address - START} of shared memory holds no mbarrier")
+        found, thread = self._barriers[address], self._machine.thread
+        epoch, maker = found.epoch
+        if self.watch and epoch == thread.block.epoch and maker != thread.index:
+            raise Race(f"{found}: thread {thread.index} uses what thread {maker} initialised since the last barrier")
+        return found
+
+    def named(self, name):
+        """A named barrier, of threads: [how many have come, phases that are over, what they knew, what is known]."""
+        return self._named.setdefault(name, [0, 0, Clocked(), np.zeros(WARPGROUPS + BARRIERS, np.int64)])
+
+    # ---- tiles
+
+    def _index(self, addresses, what):
+        if addresses.min() < START or addresses.max() + CHUNK > self.end:
+            raise OutOfBounds(f"{what}: bytes {addresses.min() - START} ... {addresses.max() + CHUNK - 1 - START} "
+                              f"of {self.end - START} of shared memory")
+        return swizzled(addresses) // CHUNK
+
+    def begin_copy(self, to, rows, barrier, clock):
+        """Start to bring a box of ``rows`` rows of 128 bytes; ``rows`` is (n, 64) uint16. It reports to ``barrier``."""
+        if to % ROW_BYTES:
+            raise OutOfBounds(f"copy to byte {to - START}: expected an address in multiples of {ROW_BYTES}, got {to}")
+        if not barrier.announced:
+            raise PhaseFault(f"{barrier}: the copy engine has not been told of it (mbarrier_fence)")
+        addresses = to + CHUNK * np.arange(rows.size * 2 // CHUNK)
+        at = self._index(addresses, "copy")
+        for address in self._barriers:
+            if addresses[0] <= address < addresses[-1] + CHUNK:
+                raise Race(f"copy to byte {to - START}: it overwrites {self._barriers[address]}")
+        if self.watch:
+            was = self._slot[at] != _NEVER
+            unknown = was & (clock[self._slot[at]] <= self._phase[at])
+            if unknown.any():
+                raise Race(f"copy to byte {to - START}: another copy to its place need not have come yet")
+            for group in range(WARPGROUPS):
+                if (self._reads[group, at] > clock[group]).any():
+                    raise Race(f"copy to byte {to - START}: warpgroup {group} need not have read yet what is there")
+        self._chunks[at] = NAN_BITS
+        self._slot[at], self._phase[at] = barrier.slot, barrier.phase
+        chunks = np.ascontiguousarray(rows).reshape(-1, CHUNK // 2)
+
+        def land():
+            self._chunks[at] = chunks
+
+        barrier.copies.append((land, rows.size * 2))
+
+    def read(self, addresses, group, tick, clock):
+        """The chunks at these addresses, as read by a warpgroup's product: (..., 8) uint16.
+
+        ``clock`` is what all of its threads knew when they started it; ``tick`` the warpgroup's clock once it has read.
+        """
+        at = self._index(addresses, "operand")
+        if self.watch:
+            if (self._slot[at] == _NEVER).any():
+                raise UninitialisedRead(f"warpgroup {group}: a product reads shared memory that no copy goes to")
+            unknown = clock[self._slot[at]] <= self._phase[at]
+            if unknown.any():
+                slot, phase = self._slot[at][unknown][0], self._phase[at][unknown][0]
+                raise Race(f"warpgroup {group}: a product reads bytes of a copy that not all threads have waited for: "
+                           f"phase {phase} of mbarrier {slot - WARPGROUPS}")
+        self._reads[group, at] = tick
+        return self._chunks[at]
