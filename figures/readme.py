@@ -1,15 +1,15 @@
-"""The README's table of kernels, written from the registry and the newest records: no number in it is typed."""
+"""The README's tables, of kernels and of speeds, written from the registry and the newest records: nothing is typed."""
 
 import re
 import sys
 from pathlib import Path
 
-from figures import records
+from figures import readme_speed, records
 from verify import document, summary
 from verify.registry import CUDA
 
 README = Path(__file__).resolve().parents[1] / "README.md"
-BLOCK = re.compile(r"(<!-- steps:begin[^>]*-->\n)(.*?)(<!-- steps:end -->)", re.S)
+BLOCK = re.compile(r"(<!-- (steps|speed):begin[^>]*-->\n)(.*?)(<!-- \2:end -->)", re.S)
 DTYPES = ("fp32", "fp16", "bf16")
 # The size at which times are quoted, if it was measured.
 QUOTED = {"Nq": 4096, "Nk": 4096, "d": 64}
@@ -79,7 +79,7 @@ def _legend(run: dict | None, points: dict) -> list[str]:
 
 
 def update(check: bool = False, readme: Path = README) -> int:
-    """Write the table into the README, or with `check` say whether it is there already.
+    """Write the tables into the README, or with `check` say whether they are there already.
 
     Returns
     -------
@@ -87,10 +87,11 @@ def update(check: bool = False, readme: Path = README) -> int:
         0, or 1 if `check` found it out of step.
     """
     text = readme.read_text()
-    fresh = BLOCK.sub(lambda match: match[1] + table() + match[3], text)
+    tables = {"steps": table, "speed": readme_speed.table}
+    fresh = BLOCK.sub(lambda match: match[1] + tables[match[2]]() + match[4], text)
     if check:
         if fresh != text:
-            print("figures: the README's table is out of step; run `make figures`", file=sys.stderr)
+            print("figures: a table in the README is out of step; run `make figures`", file=sys.stderr)
         return int(fresh != text)
     readme.write_text(fresh)
     print(readme)

@@ -1,0 +1,68 @@
+"""The README's table of speeds: the tensor-core kernels beside the peers they are held against, by their record."""
+
+from pathlib import Path
+
+from figures import records
+from verify import document
+from verify.bench_record import by_point
+from verify.bench_stats import paired
+from verify.bench_suite import BARS, H200, stale, standing
+from verify.limits import FORWARD
+
+SHOWN = {"step6_flash_v3": ("sdpa_cudnn", "sdpa_flash"), "step5_tensor_core": ("sdpa_flash",)}
+PEERS = {"sdpa_cudnn": "cuDNN", "sdpa_flash": "FlashAttention-2"}  # as PyTorch carries them
+
+
+def table(folder: Path = document.RECORDS) -> str:
+    """Return the table as Markdown, with what it says and where it is from; a line of excuse without a record.
+
+    Parameters
+    ----------
+    folder : Path
+        Of records.
+    """
+    record = records.newest("suite", folder)
+    if record is None:
+        return "\nNo run of the suite has been recorded yet.\n"
+    found = by_point(row for row in record["rows"] if row["direction"] == FORWARD)
+    names = [f"{length // 1024}K" for length in H200.lengths]
+    lines = [f"| forward, fp16 | {' | '.join(names)} |", f"| --- |{' --- |' * len(names)}"]
+    for kernel, peers in SHOWN.items():
+        for d in H200.dims:
+            for causal in H200.masks:
+                cells = [_cell(found, kernel, peers, d, causal, N) for N in H200.lengths]
+                mask = ", causal" if causal else ""
+                lines.append(f"| `{kernel}`, d = {d}{mask} | {' | '.join(cells)} |")
+    return "\n".join(["", *lines, "", *_legend(record), ""])
+
+
+def _cell(found, kernel, peers, d, causal, N):
+    """Rate, and how many times as fast as each peer."""
+    rows = next((r for r in found.values() if _is(next(iter(r.values())), d, causal, N)), {})
+    ours = rows.get(kernel, {})
+    if "ms" not in ours:
+        return "-"
+    ratios = [f"{paired(ours['ms'], rows[peer]['ms']).value:.2f}" for peer in peers if "ms" in rows.get(peer, {})]
+    return " · ".join([f"{ours['tflops']:.0f}", *ratios])
+
+
+def _is(row, d, causal, N):
+    return (row["d"], row["causal"], row["N"]) == (d, causal, N)
+
+
+def _legend(record):
+    """What a cell says, the means with their intervals, where and how it was measured."""
+    means = []
+    for bar in BARS:
+        held = standing(bar, record)
+        if bar.direction == FORWARD and held.mean:
+            means.append(f"`{bar.kernel}` {held.mean} × {PEERS[bar.peer]}")
+    versions = "; ".join(f"{PEERS[name]}: {record['peers'][name]}" for name in PEERS)
+    old = ", ".join(stale(record))
+    return [
+        f"Cells: TFLOP/s · times as fast as {' · as '.join(PEERS[p] for p in SHOWN['step6_flash_v3'])} "
+        "(step 5: as FlashAttention-2 alone), medians of paired runs in turns, cold L2.",
+        f"Geometric means with 95 % intervals: {', '.join(means)}.",
+        f"{record['device']}, {record['made'][:10]}, {H200.heads} heads, {H200.tokens // 1024}K tokens in all; {versions}."
+        + (f" Stale: {old}." if old else ""),
+    ]

@@ -1,0 +1,41 @@
+"""The README's table of speeds says what the record says."""
+
+import json
+
+from figures import readme_speed
+from verify.bench_suite import H200
+
+
+def record(**changes):
+    """A suite's record of one point: step 6 twice as fast as cuDNN, four times as fast as FlashAttention-2."""
+    point = {"direction": "forward", "dtype": "fp16", "causal": True, "d": 128, "N": 2048, "B": 8, "H": 16}
+    rows = [
+        point | {"name": name, "ms": [ms] * 8, "tflops": 1000 / ms, "rmse": 1.0, "fingerprint": None}
+        for name, ms in (("step6_flash_v3", 2.0), ("sdpa_cudnn", 4.0), ("sdpa_flash", 8.0))
+    ]
+    head = {"kind": "suite", "device": "Test GPU", "made": "2026-01-02T00:00:00+00:00", "rows": rows}
+    return head | {"peers": {"sdpa_cudnn": "one", "sdpa_flash": "two"}} | changes
+
+
+def test_cells_are_rates_and_ratios(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps(record()))
+    text = readme_speed.table(tmp_path)
+    row = next(line for line in text.splitlines() if line.startswith("| `step6_flash_v3`, d = 128, causal |"))
+    cells = [cell.strip() for cell in row.strip("|").split("|")][1:]
+    assert cells == ["500 · 2.00 · 4.00" if N == 2048 else "-" for N in H200.lengths]
+    assert "Test GPU, 2026-01-02" in text and "cuDNN: one" in text
+
+
+def test_without_a_record_it_says_so(tmp_path):
+    assert "No run of the suite" in readme_speed.table(tmp_path)
+
+
+def test_what_was_not_timed_has_no_number(tmp_path):
+    """A refused peer leaves its ratio out; a refused kernel leaves the cell empty."""
+    lame = record()
+    del lame["rows"][1]["ms"]
+    (tmp_path / "a.json").write_text(json.dumps(lame))
+    assert "| 500 · 4.00 |" in readme_speed.table(tmp_path)
+    del lame["rows"][0]["ms"]
+    (tmp_path / "a.json").write_text(json.dumps(lame))
+    assert "500" not in readme_speed.table(tmp_path)
