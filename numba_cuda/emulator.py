@@ -8,6 +8,8 @@ wrong even where the answer comes out right. So the emulator does not look at an
 * a **divergent barrier**: threads of a block waiting at different ``syncthreads``, or some gone home,
 * an index outside an array, negative ones included, and shared memory read before it is written,
 * lanes of a warp that do not come to the same warp-wide instruction (``ptx_standins``),
+* mbarriers used against their protocol, waits without end, copies and products whose order nothing enforces
+  (``memory_bytes``, ``ptx_hopper_standins``),
 * a write to an input.
 
 And it counts every load and store of global memory: the *requested* bytes of the ledger.
@@ -241,8 +243,8 @@ class Emulator:
             waiting = {}
             for thread in stuck:
                 waiting.setdefault(str(thread.waits_for), []).append(thread.index)
-            told = [f"{_numbered(who)} wait for {what}" for what, who in sorted(waiting.items())]
-            raise Deadlock(f"block {stuck[0].block.index}: {len(stuck)} threads wait for ever; {'; '.join(told)}")
+            told = [f"{_numbered(who)} for {what}" for what, who in sorted(waiting.items())]
+            raise Deadlock(f"block {stuck[0].block.index}: {len(stuck)} threads wait without end: {'; '.join(told)}")
 
     def wait_until(self, ready, what):
         """The current thread goes on when ``ready()`` is true; ``what`` it waits for is said if that never is."""

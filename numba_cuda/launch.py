@@ -4,8 +4,10 @@ An *executor* decides where a body runs: ``gpu.Gpu``, ``emulator.Emulator`` or `
 
     input(name, array)          an input as the body will see it, read-only
     empty(name, shape, dtype)   an output or workspace, poisoned
-    launch(body, blocks, threads, args)
+    launch(body, blocks, threads, args, shared=0)   ``shared`` bytes of dynamic shared memory
     result(array)               back to the kind of array that came in
+    multiprocessors             how many blocks can stay at once; for step 6, as the next
+    tensor_maps((array, rows of a box[, length]), ...)   what tells the copy engine of arrays
 """
 
 import math

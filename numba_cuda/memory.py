@@ -40,21 +40,24 @@ class SharedArray:
     def __init__(self, machine, shape, name, kind=np.float32):
         self.shape = tuple(shape) if isinstance(shape, tuple) else (shape,)
         size = prod(self.shape)
-        self._machine, self._name, self._kind, self._width = machine, name, kind, self.shape[-1]
+        self._machine, self._name, self._kind = machine, name, kind
+        self._flat, self._rows, self._width = len(self.shape) == 1, size // max(1, self.shape[-1]), self.shape[-1]
         self._value = [None] * size
         self._writer, self._written = [None] * size, [-1] * size  # thread, epoch of the last write
         self._reader, self._read = [None] * size, [-1] * size  # thread (or _MANY), epoch of the last read
 
     def _at(self, index):
-        if type(index) is not tuple:
-            index = (index,)
-        for k, n in zip(index, self.shape, strict=True):
-            if not 0 <= k < n:
-                raise OutOfBounds(f"{self._name} of shape {self.shape}: index {index}")
-        return index[0] * self._width + index[1] if len(index) == 2 else index[0]
+        row, column = (0, index) if self._flat else index
+        if 0 <= row < self._rows and 0 <= column < self._width:
+            return row * self._width + column
+        raise OutOfBounds(f"{self._name} of shape {self.shape}: index {index}")
 
     def __getitem__(self, index):
-        at, thread = self._at(index), self._machine.thread
+        # This runs for every operand of every product: `_at`, without the price of a call.
+        row, column = (0, index) if self._flat else index
+        width = self._width
+        at = row * width + column if 0 <= row < self._rows and 0 <= column < width else self._at(index)
+        thread = self._machine.thread
         epoch, me = thread.block.epoch, thread.index
         if self._written[at] == epoch and self._writer[at] != me:
             raise Race(f"{self._name}[{index}]: thread {me} reads what thread {self._writer[at]} wrote since the "
@@ -96,6 +99,7 @@ class GlobalArray:
     def __init__(self, machine, data, name, writable, parent=None):
         self._machine, self.data, self.name, self._writable = machine, data, name, writable
         self.shape, self.dtype, self.ndim, self.size = data.shape, data.dtype, data.ndim, data.size
+        self._base = self._strides = None
         self.count = parent.count if parent else SimpleNamespace(loads=0, stores=0)
         # Element address -> (launch, block, epoch, thread) of its last write, read and addition; inputs need none.
         self._writes = parent._writes if parent else {}
@@ -113,8 +117,12 @@ class GlobalArray:
         return index
 
     def _address(self, index):
-        base = self.data.__array_interface__["data"][0]
-        return base + sum(k * stride for k, stride in zip(index, self.data.strides, strict=True))
+        if self._base is None:  # asking an array where it lies is slow
+            self._base, self._strides = self.data.__array_interface__["data"][0], self.data.strides
+        at = self._base
+        for k, stride in zip(index, self._strides, strict=True):
+            at += k * stride
+        return at
 
     def _who(self):
         thread = self._machine.thread
@@ -128,7 +136,8 @@ class GlobalArray:
         if self._writable:
             me, at = self._who(), self._address(index)
             self._meet(self._writes.get(at), me, index, "reads what it wrote")
-            self._meet(self._adds.get(at), me, index, "reads what it added to")
+            if self._adds:
+                self._meet(self._adds.get(at), me, index, "reads what it added to")
             seen = self._reads.get(at)
             # Two readers in one epoch: remember one that no single writer can be.
             self._reads[at] = me if seen is None or seen[:3] != me[:3] or seen == me else (*me[:3], _MANY)
@@ -184,7 +193,8 @@ class GlobalArray:
         """Note a write to the element at an address."""
         self._meet(self._writes.get(at), me, index, "writes it too")
         self._meet(self._reads.get(at), me, index, "overwrites what it read")
-        self._meet(self._adds.get(at), me, index, "overwrites what it added to")
+        if self._adds:
+            self._meet(self._adds.get(at), me, index, "overwrites what it added to")
         self._writes[at] = me
 
     def store_run(self, index, values):

@@ -1,6 +1,6 @@
 """The judge: shape, type and finiteness first, then error <= 2 x plain + floor, for every output."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,10 +14,24 @@ GRADIENTS = ("dQ", "dK", "dV", "dbias")
 
 @dataclass(frozen=True)
 class Anchor:
-    """What one output is judged by: fp64 truth, the plain formula's output, the floor, the a-priori bound."""
+    """What one output is judged by.
+
+    Attributes
+    ----------
+    truth : ndarray
+        In fp64.
+    plain : ndarray
+        The plain formula's output, the scale applied to scores.
+    error : float
+        Largest error of the plain formula, over the orders of `plain.ORDERS`. Where it is not finite itself (fp16
+        overflows), it excuses nothing.
+    floor, apriori : float
+        As `tolerance` has them.
+    """
 
     truth: np.ndarray
     plain: np.ndarray
+    error: float
     floor: float
     apriori: float
 
@@ -41,21 +55,39 @@ def reference(problem: Problem, dO=None) -> Reference:
     """
     dtype, s = problem.dtype, problem.shape
     O, lse = oracle.attention(problem.Q, problem.K, problem.V, **problem.options)
-    O_plain, lse_plain = plain.attention(problem)
+    truths, spread = {"O": O, "lse": lse}, not problem.finite
     size = tolerance.magnitudes(problem, lse)
-    bounds = {name: getattr(tolerance, f"apriori_{name}")(dtype, size, s.d, s.Nk) for name in ("O", "lse")}
-    anchors = {
-        "O": Anchor(O, O_plain, tolerance.floor_O(dtype, size), bounds["O"]),
-        "lse": Anchor(lse, lse_plain, tolerance.floor_lse(dtype, size), bounds["lse"]),
-    }
+    floors = {"O": tolerance.floor_O(dtype, size), "lse": tolerance.floor_lse(dtype, size)}
+    bounds = {name: getattr(tolerance, f"apriori_{name}")(dtype, size, s.d, s.Nk) for name in truths}
     if dO is not None:
-        truths = oracle.attention_backward(problem.Q, problem.K, problem.V, dO, **problem.options)
-        truths = {name: x for name, x in zip(GRADIENTS, truths, strict=True) if x is not None}
-        rough = dict(zip(GRADIENTS, plain.attention_backward(problem, O_plain, lse_plain, dO), strict=True))
-        floors = gradient_tolerance.floors(problem, O, lse, dO, truths)
+        gradients = oracle.attention_backward(problem.Q, problem.K, problem.V, dO, **problem.options)
+        gradients = {name: x for name, x in zip(GRADIENTS, gradients, strict=True) if x is not None}
+        floors |= gradient_tolerance.floors(problem, O, lse, dO, gradients)
         # No a-priori bound is derived for gradients: infinity says so.
-        anchors |= {name: Anchor(x, rough[name], floors[name], np.inf) for name, x in truths.items()}
-    return Reference(anchors, spread=not problem.finite)
+        bounds |= dict.fromkeys(gradients, np.inf)
+        truths |= gradients
+    rough = [_plain(problem, dO, order) for order in plain.ORDERS]
+    anchors = {}
+    for name, truth in truths.items():
+        error = max(_largest_error(truth, outputs[name], spread, name == "lse") for outputs in rough)
+        anchors[name] = Anchor(truth, rough[0][name], error, floors[name], bounds[name])
+    return Reference(anchors, spread)
+
+
+def _plain(problem, dO, order):
+    """Outputs of the plain formula by name."""
+    O, lse = plain.attention(problem, order)
+    found = {"O": O, "lse": lse}
+    if dO is not None:
+        found |= zip(GRADIENTS, plain.attention_backward(problem, O, lse, dO, order), strict=True)
+    return found
+
+
+def _largest_error(truth, got, spread, is_lse):
+    """Largest finite |got - truth|."""
+    fine = errors.within(truth, got, np.inf, spread=spread, lse=is_lse)
+    error = errors.distance(truth, got, fine)
+    return float(error[np.isfinite(error)].max(initial=0))
 
 
 def malformed(problem: Problem, outputs: dict) -> str | None:
@@ -120,21 +152,17 @@ def judge(problem, O, lse=None, dtype=None, *, known=None, factor=tolerance.FACT
 def measure(name, got, known, dtype, factor=tolerance.FACTOR) -> Metrics:
     """Metrics of one output by name, of a shape and type that were looked at before."""
     anchor = known.anchors[name]
-    is_lse = name == "lse"
-    fine = errors.within(anchor.truth, anchor.plain, np.inf, spread=known.spread, lse=is_lse)
-    slack = errors.distance(anchor.truth, anchor.plain, fine)
-    # Where the plain formula itself is not finite (fp16 overflows), it excuses nothing.
-    slack = float(slack[np.isfinite(slack)].max(initial=0))
-    return errors.measure(
+    measured = errors.measure(
         anchor.truth,
         got,
-        limit=factor * slack + anchor.floor,
+        limit=factor * anchor.error + anchor.floor,
         plain=anchor.plain,
         apriori=anchor.apriori,
         fixed=tolerance.FIXED.get(dtype) if name == "O" else None,
         spread=known.spread,
-        lse=is_lse,
+        lse=name == "lse",
     )
+    return replace(measured, plain=max(measured.plain, anchor.error))
 
 
 def explain(case, outputs: dict[str, Metrics]) -> str:

@@ -10,7 +10,7 @@ from verify.worker import Worker, WorkerDied
 WORTH_A_PROCESS = 4
 
 
-def cores(most=8) -> int:
+def cores(most=16) -> int:
     """Processes worth running at once."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(most, usable))

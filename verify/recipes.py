@@ -44,11 +44,14 @@ def logits_x10(rng, shape):
 def all_negative(rng, shape):
     """Every score below -65504: no start of the maximum is low enough but -inf, be it 0, -1e4 or fp16's lowest.
 
-    fp32 numbers of this size are 1/16 apart, so weights that depend on them would be noise. A third of the keys, in
+    fp32 numbers of this size are 1/32 apart, so weights that depend on them would be noise. A third of the keys, in
     every tile, therefore share the highest score exactly, and the rest lie so far below that their weight is zero.
+    Only one channel of Q is not 0: a sum of many products, scaled before they are added, could differ between equal
+    keys by the order in which a BLAS adds at its edges.
     """
     B, Hq, Hk, Nq, Nk, d, dv = shape
-    Q = np.full((B, Hq, Nq, d), -512.0)
+    Q = np.zeros((B, Hq, Nq, d))
+    Q[..., 0] = -2048.0
     K = np.full((B, Hk, Nk, d), 512.0)
     K[:, :, np.arange(Nk) % 3 > 0] = 768.0
     return Q, K, rng.standard_normal((B, Hk, Nk, dv))

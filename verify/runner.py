@@ -105,7 +105,7 @@ def run(plan: Plan, progress=lambda done, total: None) -> list[Result]:
             [(plan, key, store) for key in calls],
             limit=plan.limit,
             jobs=plan.jobs,
-            groups=[key[0] for key in calls],
+            groups=[_group(plan, key) for key in calls],
             fresh=plan.executor == "gpu",
             progress=lambda done, _: progress(skipped + done, total),
         )
@@ -113,6 +113,12 @@ def run(plan: Plan, progress=lambda done, total: None) -> list[Result]:
         results[key] = result or _unjudged(plan, key, "error", failure)
     assert results.keys() == set(plan.keys), "every combination has a result"
     return [results[key] for key in plan.keys]
+
+
+def _group(plan, key):
+    """What shares a process: a kernel's runs, and on a GPU those of one type, as each compiles kernels of its own."""
+    name, _, dtype = key
+    return (name, dtype) if plan.executor_of(name) == "gpu" else name
 
 
 def _unjudged(plan, key, verdict, reason):

@@ -13,8 +13,9 @@ from verify import plain
 from verify.dtypes import DTYPES
 from verify.plain_options import F, Options
 
-# A correct kernel makes the plain formula's roundings in another order. Two independent errors of one size differ in
-# their maxima by less than two; `tests/verify/test_factor.py` shows what half and four times this do.
+# A correct kernel makes the plain formula's roundings in another order; those that change their size are in
+# `plain.ORDERS`. Two independent errors of one size differ in their maxima by less than two;
+# `tests/verify/test_factor.py` shows what half and four times this do.
 FACTOR = 2.0
 FP32_ULP = DTYPES["fp32"].ulp
 U = FP32_ULP / 2
@@ -91,9 +92,9 @@ def apriori_O(dtype, size: Magnitudes, d, N) -> float:
     """What the error of O cannot exceed, known from d, N, the types and the magnitudes.
 
     A score errs by at most ds = (d + 6) u s_abs: d operations of the dot product, then the scale, log2(e) and their
-    product, and the subtraction of m, which is itself at most 2 s_abs; options add `changes` to the d + 6, their own
-    roundings, and pass earlier ones on with a slope of at most 1. So a weight errs relatively by at most
-    w = exp(ds) - 1 + (N + 8) u: exp and the rescales by alpha, of which there are at most N, telescope in their
+    product, wherever they come in, and the subtraction of m, which is itself at most 2 s_abs; options add `changes` to
+    the d + 6, their own roundings, and pass earlier ones on with a slope of at most 1. So a weight errs relatively by
+    at most w = exp(ds) - 1 + (N + 8) u: exp and the rescales by alpha, of which there are at most N, telescope in their
     exponents and add a rounding each. Numerator and denominator each carry w and N u of summation, and the division
     and the rounding of P and O add 2 u + 2 e. With subnormals of the storage type, N of them may vanish from P.
 

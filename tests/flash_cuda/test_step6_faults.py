@@ -123,5 +123,6 @@ def test_every_instruction_has_a_stand_in():
 
 
 def test_a_deadlock_says_who_waits_for_what():
-    with pytest.raises(Deadlock, match=r"thread 128 wait for the end of phase 0 of mbarrier \d+ .*: 1 of 1 arrivals"):
+    says = r"129 threads wait without end: .*thread 128 for the end of phase 0 of mbarrier \d+ .*: 1 of 1 arrivals"
+    with pytest.raises(Deadlock, match=says):
         error(step_with(STEP, edit(STEP, ARRIVE_K, "pass")))

@@ -5,9 +5,9 @@ import pytest
 
 from refimpl import backward, oracle, step3_flash_v2
 from refimpl.tiling import Tile
-from verify import assert_attention_close, check
+from verify import assert_attention_close, check, plain
 from verify.cases import DEFAULT, DENSE
-from verify.judge import judge
+from verify.judge import judge, reference
 
 # Faults that a storage type hides: what they do is below its own rounding.
 ONLY_IN = {
@@ -109,6 +109,19 @@ def test_half_the_plain_error_is_asked_when_the_factor_is_half():
     once, twice, four = (judge(problem, *outputs, factor=f)["O"] for f in (1, 2, 4))
     assert twice.bound - once.bound == pytest.approx(once.plain) and twice.plain > 0
     assert four.bound - twice.bound == pytest.approx(2 * once.plain)
+
+
+def test_the_plain_formula_is_allowed_its_worst_order():
+    """What is shown as the plain formula's error is the largest over the orders, and its output is the first's."""
+    problem = DEFAULT["growing_max"].build("fp32")
+    known = reference(problem)
+    outputs = [plain.attention(problem, order) for order in plain.ORDERS]
+    errors = [float(np.abs(O - known.anchors["O"].truth).max()) for O, _ in outputs]
+    assert errors[0] < max(errors[1:]) and known.anchors["O"].error == max(errors)
+    np.testing.assert_array_equal(known.anchors["O"].plain, outputs[0][0])
+    m = judge(problem, *outputs[0], known=known)["O"]
+    assert m.plain == max(errors) and m.max_abs == errors[0]
+    assert m.bound == 2 * m.plain + known.anchors["O"].floor
 
 
 def flash(Q, K, V, **options):

@@ -52,3 +52,24 @@ def test_hidden_nan_stays_hidden():
     problem = DEFAULT["nan_hidden"].build("bf16")
     O, lse = plain.attention(problem)
     assert np.isfinite(O.astype(float)).all() and np.isfinite(lse).all()
+
+
+@pytest.mark.parametrize("order", plain.ORDERS)
+@pytest.mark.parametrize("name", ("square", "back_gqa", "back_softcap_alibi", "back_dropout"))
+def test_every_order_of_the_scale_is_the_same_formula(name, order):
+    """Forward and backward, options included, and never the same bits as the first."""
+    problem = DEFAULT[name].build("fp32")
+    dO, arrays = problem.dO(), (problem.Q, problem.K, problem.V)
+    O, lse = plain.attention(problem, order)
+    got = O, lse, *plain.attention_backward(problem, O, lse, dO, order)[:3]
+    want = *oracle.attention(*arrays, **problem.options), *oracle.attention_backward(*arrays, dO, **problem.options)[:3]
+    for g, w in zip(got, want, strict=True):
+        np.testing.assert_allclose(g.astype(float), w, rtol=0, atol=3e-6, equal_nan=False, strict=True)
+    assert (order == plain.ORDERS[0]) == np.array_equal(O, plain.attention(problem)[0])
+
+
+def test_a_scale_of_a_power_of_two_rounds_only_what_is_not_scaled_in_base_2():
+    """d = 64: q and k are on a grid, so scale (q.k) and (scale q).k are both exact, and a third order is needed."""
+    problem = DEFAULT["growing_max"].build("fp32", small=False)
+    (scores, _), (queries, _), (base_2, _) = (plain.attention(problem, order) for order in plain.ORDERS)
+    assert np.array_equal(scores, queries) and not np.array_equal(scores, base_2)

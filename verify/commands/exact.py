@@ -29,7 +29,10 @@ def run(args) -> int:
     console.print(f"FAIL  exp2 is not exact at {wrong}" if wrong else exps)
     seeds = SEEDS if executor == "emulated" else SEEDS[:1]
     calls = [
-        (step, setting, executor, seed) for step in steps for setting in exact.settings(executor, step) for seed in seeds
+        (step, setting, executor, seed)
+        for step in steps
+        for setting in exact.settings(executor, step)
+        for seed in seeds
     ]
     with bar("exact") as update:
         answers = each("verify.exact:prove", calls, limit=LIMIT, fresh=executor == "gpu", progress=update)

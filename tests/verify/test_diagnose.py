@@ -1,0 +1,227 @@
+"""The diagnosis: right kernels get no name, known bugs theirs, unknown ones none; and it says where and how sure."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from verify.__main__ import main
+from verify.diagnose import locate, report, self_test
+from verify.diagnose.battery import battery
+from verify.diagnose.diagnosis import NAMED, NONE, UNKNOWN, diagnose
+from verify.diagnose.grafted import EXPECTED
+from verify.diagnose.planted import OUTSIDE, PLANTED, RIGHT, changed
+from verify.diagnose.self_test import Trial
+from verify.diagnose.subject import BLOCKS, DETECTED, Subject
+from verify.diagnose.subjects import ALWAYS, of_module
+
+TAKES = ALWAYS | {"causal", "top_left", "gqa", "strides"}
+
+
+def subject(kernel, dtypes=("fp32",), offers=TAKES):
+    """A function of Q, K, V and options as a subject, on probes of the emulated sizes."""
+
+    def call(probe):
+        options = {"scale": None, "causal": False, "align": "bottom_right"} | probe.options
+        return dict(zip(("O", "lse"), kernel(probe.Q, probe.K, probe.V, **options), strict=True))
+
+    return Subject("kernel", call, frozenset(offers), dtypes, small=True)
+
+
+# Bug of the judge's own faulty kernel, which knows nothing of the diagnosis -> name.
+NAMES = {
+    "no_rescale": "O_not_rescaled",
+    "inverse_rescale": "alpha_inverted",
+    "last_ragged_tile_dropped": "last_ragged_tile_dropped",
+    "padding_keys_counted": "ragged_tile_not_masked",
+    "diagonal_too_far": "diagonal_one_far",
+    "lse_without_max": "lse_without_max",
+    "exp2_without_log2e": "exp_base_2",
+    "heads_tiled": "heads_modulo",
+    "max_starts_at_0": "max_starts_at_0",
+    "stale_V": "stale_tile_of_V",
+    "half_sums": "O_acc_in_fp16",
+    "modifies_input": "input_written",
+}
+
+
+# Those that tell the size of a key tile.
+SIZED = {"no_rescale", "inverse_rescale", "last_ragged_tile_dropped", "padding_keys_counted", "stale_V", "half_sums"}
+
+
+@pytest.mark.parametrize("bug", NAMES)
+def test_a_known_bug_is_named(faulty, bug):
+    """In a kernel of 16 x 16 tiles, which it is not told."""
+    found = diagnose(subject(faulty.kernel(bug)), locate=False)
+    assert found.verdict == NAMED
+    assert found.names[0] == NAMES[bug]
+    for match in found.matches[:1]:
+        assert match.explained == match.failing
+        assert match.kept == match.passing
+        if bug in SIZED:
+            assert match.tiling.Bc == 16
+
+
+@pytest.mark.parametrize("bug", ["one_nan", "one_inf", "one_element", "ties_broken", "exp2_of_degree_4"])
+def test_an_unknown_bug_gets_no_name(faulty, bug):
+    """It fails probes, and no model is wrong as it is."""
+    found = diagnose(subject(faulty.kernel(bug)), locate=False)
+    assert found.verdict == UNKNOWN
+    assert found.failing
+    assert found.names == []
+    assert any("none of the known bugs" in line for line in report.lines(found))
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+def test_a_right_kernel_gets_none(faulty, dtype):
+    """In any type."""
+    found = diagnose(subject(faulty.kernel()), (dtype,))
+    assert (found.verdict, found.names) == (NONE, [])
+    assert len(found.samples) > 25
+    assert "no fault found" in report.lines(found)[0]
+
+
+def test_the_report_has_the_evidence(faulty):
+    """The fault, the tile size, on how many probes, chapter and place."""
+    text = "\n".join(report.lines(diagnose(subject(faulty.kernel("no_rescale")))))
+    assert "1. O_not_rescaled: equals the reference with alpha not applied to O_acc at Bc = 16" in text
+    assert "chapter 18.4.2; look at" in text
+    assert "first wrong element: O[0, 0, 0, 0] of probe square" in text
+    assert "first wrong weights: probe square, batch 0, head 0: rows" in text
+
+
+def test_weights_are_read_off_and_the_region_found():
+    """A kernel that skips keys 16 - 31 in rows from 8 on: that is the region, and its weights are 0."""
+    module = changed("whole", (("    s = s + term\n", "    s = s + term\n    s[:, :, 8:, 16:32] = -np.inf\n"),))
+    kernel = replace(of_module(module, "hole"), small=True)
+    probe = next(p for p in battery("fp32", True) if p.id == "square")
+    P = locate.weights(kernel, probe)
+    assert np.all(P[:, :, 8:, 16:32] == 0)
+    np.testing.assert_allclose(P[:, :, :8], locate.true_weights(probe)[:, :, :8], rtol=1e-4, atol=1e-9)
+    # Rows from 8 on have all their weights changed, so the region is theirs; in row 8 the worst key is in the hole.
+    found = locate.region(kernel, probe)
+    assert found.rows[0] == 8
+    assert found.rows[1] == probe.Q.shape[2] - 1
+    right = of_module(changed("whole"), "right")
+    assert locate.region(right, probe) is None
+
+
+def test_an_exception_is_told_and_the_rest_still_judged(faulty):
+    """A kernel that raises on one probe and is wrong on others."""
+    kernel = faulty.kernel("no_rescale")
+
+    def raising(Q, K, V, **options):
+        if K.shape[2] == 0:
+            raise ZeroDivisionError("no keys")
+        return kernel(Q, K, V, **options)
+
+    found = diagnose(subject(raising), locate=False)
+    assert found.names[0] == "O_not_rescaled"
+    assert "raised on 1: ZeroDivisionError: no keys" in "\n".join(report.lines(found))
+
+
+def test_a_race_is_called_one(faulty):
+    """Two runs that differ in their bits."""
+    right, rng = faulty.kernel(), np.random.default_rng(1)
+
+    def unsteady(Q, K, V, **options):
+        O, lse = right(Q, K, V, **options)
+        return (O + rng.normal(0, 0.1, O.shape)).astype(O.dtype), lse
+
+    found = diagnose(subject(unsteady), locate=False)
+    assert found.names[0] == "race"
+
+
+def test_the_backward_pass_is_looked_at_when_the_forward_is_right():
+    """A wrong gradient is named; a kernel wrong both ways is named for its forward pass."""
+    edits = (("+= sm * (dsk.T @ qt)", "+= dsk.T @ qt"),)
+    found = diagnose(replace(of_module(changed("tiled_back", edits), "k"), small=True), locate=False)
+    assert found.backward
+    assert found.names[0] == "scale_missing_in_dK"
+    both = (*edits, ("p = e / np.where(tot == 0, f(1), tot)", "p = e"))
+    found = diagnose(replace(of_module(changed("tiled_back", both), "k"), small=True), locate=False)
+    assert not found.backward
+    assert found.names[0] == "not_divided"
+
+
+def test_plants_apply_and_their_names_exist():
+    """Every edit of the list finds its text, and what is expected is in the library."""
+    from verify.diagnose.library import FAULTS
+    from verify.mutants import MUTANTS
+
+    names = {fault.name for fault in FAULTS.values()}
+    assert set(EXPECTED) <= set(MUTANTS)
+    assert set(EXPECTED.values()) <= names | {OUTSIDE} | {*DETECTED.values(), BLOCKS}
+    for bug in PLANTED:
+        assert bug.module() is changed(bug.stem, bug.edits)
+        assert bug.expected in names | {OUTSIDE}
+    assert sum(bug.expected == OUTSIDE for bug in PLANTED) >= 12
+    assert {bug.stem for bug in PLANTED} == set(RIGHT)
+    with pytest.raises(ValueError, match="occurs 0 times"):
+        changed("whole", (("no such text", ""),))
+
+
+def test_score_counts():
+    """Names first, among three, outside, and right ones accused."""
+    trials = [
+        Trial("a", "NumPy", "fp32", "x", ("x", "y"), True),
+        Trial("b", "NumPy", "fp32", "x", ("y", "x"), True),
+        Trial("c", "NumPy", "fp32", "x", (), True),
+        Trial("d", "NumPy", "fp32", OUTSIDE, ("y",), True),
+        Trial("e", "NumPy", "fp32", OUTSIDE, (), True),
+        Trial("f", "NumPy", "fp32", OUTSIDE, (), False),
+        Trial("g", "NumPy", "fp32", None, (), False),
+        Trial("h", "NumPy", "fp32", None, (), True),
+    ]
+    got = self_test.score(trials)
+    assert (got.known, got.first, got.among_three) == (3, 1, 2)
+    assert (got.outside, got.wrong_names, got.unseen, got.right, got.accused) == (2, 1, 1, 2, 1)
+    assert not got.passed
+    assert self_test.score([trials[0], trials[4], trials[6]]).passed
+    text = "\n".join(report.self_test_lines(trials))
+    assert "right name first: 1 of 3, 33%" in text
+    assert "b [fp32]: expected x, got y, x (among three)" in text
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ([], "--kernel: expected a kernel to diagnose, or --self-test"),
+        (["--kernel", "step3_flash_v2", "--self-test"], "--self-test: brings its own kernels"),
+        (["--kernel", "step3_flash_v2", "--all"], "--all: goes with --self-test"),
+        (["--kernel", "step3_flash_v2", "--backward"], "--backward: goes with a kernel of one's own"),
+        (["--kernel", "oracle", "--dtype", "fp64"], "--dtype: expected fp32, fp16 or bf16"),
+        (["--kernel", "nowhere.py:attn"], "there is none at nowhere.py"),
+    ],
+)
+def test_misuse_is_one_line(args, says, capsys):
+    """Exit status 2, before anything runs."""
+    assert main(["diagnose", *args]) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kernel", "status", "says"),
+    [
+        ("refimpl.step2_flash_v1", 0, "no fault found"),
+        (
+            "examples/numpy_attention_wrong.py",
+            1,
+            "1. O_not_rescaled: equals the reference with alpha not applied to O_acc at Bc = 64",
+        ),
+    ],
+)
+def test_the_command(kernel, status, says, capsys, monkeypatch):
+    """From the root of the repository, in a process of the kernel's own."""
+    monkeypatch.chdir(Path(__file__).parents[2])
+    assert main(["diagnose", "--kernel", kernel, "--dtype", "fp32"]) == status
+    assert says in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_self_test_passes():
+    """The goals of `verify diagnose --self-test`."""
+    trials = self_test.run()
+    assert self_test.score(trials).passed, "\n".join(report.self_test_lines(trials))

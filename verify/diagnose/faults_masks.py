@@ -1,0 +1,270 @@
+"""Faults of which key a row sees: the diagonal, tile edges, ragged tiles."""
+
+import numpy as np
+
+from verify.diagnose.fault import fault
+from verify.diagnose.reference import Reference
+
+CAUSAL = "18.5.2"
+RAGGED = "18.4.1"
+DIAGONAL = "the comparison of key and query position in the causal mask"
+BOUND = "the bounds of the loop over key tiles"
+
+for _shift, _name in ((-1, "diagonal_one_short"), (1, "diagonal_one_far")):
+
+    @fault(
+        _name,
+        f"the causal diagonal {'below' if _shift < 0 else 'past'} its place by one key",
+        CAUSAL,
+        DIAGONAL,
+        "causal",
+    )
+    class _(Reference):
+        SHIFT = _shift
+
+        def causal(self):
+            return self.key() <= self.row() + self.SHIFT if self.option("causal") else np.True_
+
+
+@fault("causal_ignored", "the causal mask missing", CAUSAL, "whether the mask is applied at all", "causal")
+class _(Reference):
+    def causal(self):
+        return np.True_
+
+
+@fault("causal_reversed", "the causal mask the wrong way round", CAUSAL, DIAGONAL, "causal")
+class _(Reference):
+    def causal(self):
+        return self.key() >= self.row() if self.option("causal") else np.True_
+
+
+@fault(
+    "aligned_top_left",
+    "causal aligned top left instead of bottom right",
+    CAUSAL,
+    "Nk - Nq in the query's position",
+    "causal",
+)
+class _(Reference):
+    def causal(self):
+        return self.key() <= np.arange(self.Nq)[:, None] if self.option("causal") else np.True_
+
+
+@fault(
+    "aligned_bottom_right",
+    "causal aligned bottom right instead of top left",
+    CAUSAL,
+    "Nk - Nq in the query's position",
+    "causal",
+)
+class _(Reference):
+    def option(self, name):
+        return "bottom_right" if name == "align" else super().option(name)
+
+
+@fault(
+    "shift_ignored",
+    "query positions not aligned to the keys, in every option",
+    CAUSAL,
+    "Nk - Nq in the query's position",
+)
+class _(Reference):
+    def offset(self):
+        return 0
+
+
+@fault(
+    "shift_of_full_length",
+    "positions aligned by the padded lengths",
+    "18.7.3",
+    "whose lengths align the rows",
+    "lengths_k",
+)
+class _(Reference):
+    def offset(self):
+        return self.Nk - self.Nq
+
+
+class Tiles(Reference):
+    """Row and key tiles as index arrays."""
+
+    tiled = "Br Bc"
+
+    def key_tiles(self):
+        return [slice(0, self.padded_keys())]
+
+    def tile_rows(self):
+        """First and last position of each row's query tile, (Nq, 1) each."""
+        Br = self.tiling.Br
+        first = np.arange(self.Nq)[:, None] // Br * Br
+        return first + self.offset(), np.minimum(first + Br, self.Nq) - 1 + self.offset()
+
+    def tile_keys(self):
+        """First and last key of each key's tile."""
+        Bc = self.tiling.Bc
+        return self.key() // Bc * Bc, np.minimum(self.key() // Bc * Bc + Bc, self.Nk) - 1
+
+
+@fault("only_last_tile_masked", "only the last live key tile masked, though the diagonal crosses more", CAUSAL,
+       "which tiles are masked when Br > Bc", "causal")  # fmt: skip
+class _(Tiles):
+    def causal(self):
+        if not self.option("causal"):
+            return np.True_
+        last_key = self.tile_rows()[1]  # the last key that any row of the tile sees
+        live, last = self.key() // self.tiling.Bc, np.maximum(last_key, 0) // self.tiling.Bc
+        last = np.minimum(last, max(self.Nk - 1, 0) // self.tiling.Bc)
+        return np.where(live == last, self.key() <= self.row(), live < last)
+
+
+@fault("diagonal_tile_not_masked", "tiles on the diagonal not masked", CAUSAL, "which tiles count as full", "causal")
+class _(Tiles):
+    def causal(self):
+        return self.tile_keys()[0] <= self.tile_rows()[1] if self.option("causal") else np.True_
+
+
+@fault("edge_tile_taken_for_full", "tiles not masked though their last key is hidden from their first row", CAUSAL,
+       "the comparison that calls a tile full", "causal")  # fmt: skip
+class _(Tiles):
+    def causal(self):
+        if not self.option("causal"):
+            return np.True_
+        full = self.tile_keys()[1] - 1 <= self.tile_rows()[0]
+        return full | (self.key() <= self.row())
+
+
+@fault(
+    "live_tile_skipped", "the last live key tile skipped", CAUSAL, "rounding of the last key tile to visit", "causal"
+)
+class _(Tiles):
+    def causal(self):
+        if not self.option("causal"):
+            return np.True_
+        end = (self.tile_rows()[1] + 1) // self.tiling.Bc * self.tiling.Bc
+        return (self.key() <= self.row()) & (self.key() < end)
+
+
+@fault(
+    "live_tile_skipped", "a key tile skipped of which only the tile's last row sees one key", CAUSAL, BOUND, "causal"
+)
+class _(Tiles):
+    def causal(self):
+        if not self.option("causal"):
+            return np.True_
+        return (self.key() <= self.row()) & (self.tile_keys()[0] < self.tile_rows()[1])
+
+
+@fault("live_tile_skipped", "key tiles visited only as far as the tile's first row sees", CAUSAL, BOUND, "causal")
+class _(Tiles):
+    def causal(self):
+        if not self.option("causal"):
+            return np.True_
+        return (self.key() <= self.row()) & (self.tile_keys()[0] <= self.tile_rows()[0])
+
+
+class _Bc(Tiles):
+    tiled = "Bc"
+
+
+@fault(
+    "last_ragged_tile_dropped", "the last, ragged key tile dropped", RAGGED, f"{BOUND}: Nk // Bc instead of rounding up"
+)
+class _(_Bc):
+    def exists(self):
+        return self.key() < self.Nk // self.tiling.Bc * self.tiling.Bc
+
+
+@fault("ragged_tile_not_masked", "keys past the end counted with score 0", RAGGED, "the mask of the last key tile")
+class _(_Bc):
+    def padded_keys(self):
+        return -(-self.Nk // self.tiling.Bc) * self.tiling.Bc
+
+    def exists(self):
+        return np.True_
+
+
+@fault(
+    "ragged_tile_not_masked",
+    "keys past the end counted with score 0 in every row",
+    RAGGED,
+    "the mask of the last key tile",
+)
+class _(_Bc):
+    def padded_keys(self):
+        return -(-self.Nk // self.tiling.Bc) * self.tiling.Bc
+
+    def visible(self):
+        return super().visible() | (self.key() >= self.Nk)
+
+
+@fault(
+    "ragged_tile_not_masked",
+    "the last key counted again for each key past the end",
+    RAGGED,
+    "the clamp of the last key tile",
+)
+class _(_Bc):
+    def padded_keys(self):
+        return -(-self.Nk // self.tiling.Bc) * self.tiling.Bc
+
+    def inputs(self):
+        Q, K, V = super().inputs()
+        last = np.minimum(np.arange(self.padded_keys()), self.Nk - 1)
+        return (Q, K[:, :, last], V[:, :, last]) if self.Nk else (Q, K, V)
+
+    def exists(self):
+        return np.True_
+
+
+@fault("last_tile_dropped", "the last key tile dropped, whole or not", RAGGED, BOUND)
+class _(_Bc):
+    def exists(self):
+        return self.key() < max(0, -(-self.Nk // self.tiling.Bc) - 1) * self.tiling.Bc
+
+
+@fault("first_tile_dropped", "the first key tile dropped", RAGGED, BOUND)
+class _(_Bc):
+    def exists(self):
+        return (self.key() >= self.tiling.Bc) & (self.key() < self.Nk)
+
+
+@fault("last_key_dropped", "the last key left out", RAGGED, "an end bound that is off by one")
+class _(Reference):
+    def exists(self):
+        return self.key() < self.Nk - 1
+
+
+@fault("first_key_dropped", "the first key left out", RAGGED, "a start bound that is off by one")
+class _(Reference):
+    def exists(self):
+        return (self.key() > 0) & (self.key() < self.Nk)
+
+
+@fault("keys_up_to_Nq", "only as many keys as there are queries", RAGGED, f"{BOUND}: Nq in the place of Nk")
+class _(Reference):
+    def exists(self):
+        return self.key() < min(self.Nk, self.Nq)
+
+
+@fault("keys_up_to_Nq", "only as many key tiles as Nq needs", RAGGED, f"{BOUND}: Nq in the place of Nk")
+class _(_Bc):
+    def exists(self):
+        return self.key() < min(self.Nk, -(-self.Nq // self.tiling.Bc) * self.tiling.Bc)
+
+
+class _Rows(Reference):
+    tiled = "Br"
+
+
+@fault(
+    "last_rows_unwritten",
+    "the last, ragged query tile not written",
+    RAGGED,
+    "the grid: Nq // Br instead of rounding up",
+)
+class _(_Rows):
+    def forward(self):
+        self.wild = np.broadcast_to(
+            np.arange(self.Nq) >= self.Nq // self.tiling.Br * self.tiling.Br, (self.B, self.Hq, self.Nq)
+        )
+        return super().forward()

@@ -1,0 +1,12 @@
+"""All faults, in the order in which equals are listed."""
+
+from importlib import import_module
+
+from verify.diagnose.fault import FAULTS, Fault
+
+MODULES = ("backward", "backward_options", "inputs", "masks", "windows", "options", "precision", "softmax", "lse")
+
+for _module in MODULES:
+    import_module(f"verify.diagnose.faults_{_module}")  # registers its faults
+
+__all__ = ["FAULTS", "Fault"]

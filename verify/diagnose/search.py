@@ -1,0 +1,206 @@
+"""Finds the faulty reference that is as a kernel is: right where it is right, wrong where and as it is wrong."""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+
+import numpy as np
+
+from verify.diagnose.fault import Fault
+from verify.diagnose.library import FAULTS
+from verify.diagnose.reference import Tiling
+from verify.diagnose.subject import Sample, near
+
+SIZES = (16, 32, 48, 64, 80, 96, 128, 192, 256)
+ROW_SIZES = (16, 32, 48, 64, 96, 128)
+SMALL_SIZES = (8, 12, 16, 24, 32, 48)
+SMALL_ROW_SIZES = (8, 16, 32)
+HIT = 0.9  # share of a probe's affected elements that have to come out as predicted
+CLOSE = 0.02  # of an element's error, which a prediction may leave
+CHEAP = 20_000  # scores of a probe on which everything is tried
+WITHIN = 4.0  # factor within which the size of an error that is a matter of rounding has to be predicted
+
+
+@dataclass(frozen=True)
+class Match:
+    """How well one fault at one tiling explains all runs.
+
+    Attributes
+    ----------
+    fault : Fault
+    tiling : Tiling
+    explained, failing : int
+        Failing probes that it explains, and how many there are.
+    kept, passing : int
+        Passing probes that it leaves right, and how many there are.
+    share : float
+        Mean share of affected elements that come out as predicted, over failing probes and contradicted ones.
+    residual : float
+        Median distance from the prediction over the failing elements, in units of the outputs.
+    """
+
+    fault: Fault
+    tiling: Tiling
+    explained: int
+    failing: int
+    kept: int
+    passing: int
+    share: float
+    residual: float
+
+    @property
+    def holds(self) -> bool:
+        """Nothing of note is left unexplained or contradicted."""
+        slack = self.failing // 10
+        return self.share >= HIT and self.explained >= self.failing - slack and self.kept >= self.passing - slack
+
+
+def search(samples: list[Sample], small: bool) -> list[Match]:
+    """All matches worth a name, the best first; a fault class once, at its best variant and tiling.
+
+    Parameters
+    ----------
+    samples : list of Sample
+        All of the forward, or all of the backward pass; some of them wrong.
+    small : bool
+        Emulated sizes: other tile sizes come into question.
+    """
+    runs = sorted((s for s in samples if not s.raised), key=_cost)
+    failing = [s for s in runs if s.wrong and s.probe.K.shape[2] > 1]
+    if failing and _cost(failing[0]) <= CHEAP:  # then it comes first, as it rules out most
+        runs.sort(key=lambda s: s is not failing[0])
+    elif not any(s.wrong for s in runs):
+        return []
+    found = {}
+    for key, fault in FAULTS.items():
+        if fault.backward != (runs[0].probe.dO is not None):
+            continue
+        for tiling in tilings(fault, small):
+            match = evaluate(key, tiling, runs)
+            if match and match.holds and better(match, found.get(fault.name)):
+                found[fault.name] = match
+    order = list(FAULTS.values())
+    return sorted(found.values(), key=lambda m: (*_rank(m), order.index(m.fault)))
+
+
+def better(match, than):
+    """Whether a match is to be preferred to another of the same class."""
+    return than is None or _rank(match) < _rank(than)
+
+
+def _rank(match):
+    """Smaller is better: the share of what is explained, on how many probes, whether in its digits, how closely."""
+    return -round(match.share, 2), -match.explained, match.fault.noisy, round(np.log10(match.residual + 1e-12), 1)
+
+
+def _cost(sample):
+    """Scores of a probe: the cheap ones first, as most faults are ruled out by one of them."""
+    Q, K = sample.probe.Q, sample.probe.K
+    return Q.shape[0] * Q.shape[1] * Q.shape[2] * K.shape[2]
+
+
+def tilings(fault: Fault, small: bool) -> list[Tiling]:
+    """What is tried: tile sizes, the order of key tiles, ways of going back, as far as a fault depends on them."""
+    sizes, heights = (SMALL_SIZES, SMALL_ROW_SIZES) if small else (SIZES, ROW_SIZES)
+    orders = (False, True) if "order" in fault.tiled else (False,)
+    rows, columns = heights if "Br" in fault.tiled else heights[:1], sizes if "Bc" in fault.tiled else sizes[:1]
+    either = (False, True) if fault.backward else (False,)
+    return [Tiling(*point) for point in product(rows, columns, orders, either, either)]
+
+
+def evaluate(key, tiling, runs):
+    """The match of a fault at a tiling; None as soon as too much is unexplained or contradicted."""
+    fault, wrong = FAULTS[key], sum(s.wrong for s in runs)
+    slack = wrong // 10
+    if sum(s.wrong and not fault.concerns(s.probe) for s in runs) > slack:
+        return None
+    shares, residuals, explained, spoken, kept = [], [], 0, 0, len(runs) - wrong
+    for sample in runs:
+        share, residual = agreement(key, tiling, sample)
+        if share is None:
+            continue
+        hit = share >= HIT
+        if sample.wrong:
+            spoken += 1
+            explained += hit
+            residuals.append(residual)
+        elif not hit:
+            kept -= 1
+        if sample.wrong or not hit:
+            shares.append(share)
+        if spoken - explained > slack or len(runs) - wrong - kept > slack:
+            return None
+    if not explained:
+        return None
+    share, residual = float(np.mean(shares)), float(np.median(residuals))
+    return Match(fault, tiling, explained, spoken, kept, len(runs) - wrong, share, residual)
+
+
+def agreement(key, tiling, sample):
+    """How a prediction fares on a run.
+
+    Returns
+    -------
+    (share, residual)
+        The share of the elements that are wrong, or should be, which are as predicted, None if there are none; the
+        median distance from the prediction there. Rows without keys count only for faults that are about them.
+    """
+    probe, fault = sample.probe, FAULTS[key]
+    heeded = np.ones_like(probe.empty) if fault.empty else ~probe.empty
+    predicted, wild = prediction(probe, key, tiling) if fault.concerns(probe) else (probe.truth, None)
+    hits = total = 0
+    distances = []
+    for name, got in sample.outputs.items():
+        truth, tolerance, claim = probe.truth[name], probe.tolerance[name], predicted[name].astype(np.float64)
+        off = sample.off[name]
+        rows = {"lse": heeded, "O": heeded[..., None], "dQ": heeded[..., None]}.get(name, np.True_)
+        loose = np.zeros_like(off) if wild is None else off | (wild if name == "lse" else wild[..., None])
+        affected = (off | ~near(claim, truth, tolerance) | loose) & rows
+        if not affected.any():
+            continue
+        with np.errstate(all="ignore"):
+            distance, error = np.abs(got - claim), np.abs(got - truth)
+            # A fault that makes outputs large makes their rounding errors as large.
+            growth = np.maximum(1, np.abs(claim) / max(1e-30, _top(truth), _top(probe.V) if name == "O" else 0))
+            same = (distance <= np.maximum(tolerance * growth, CLOSE * error)) & np.isfinite(distance)
+            same |= (got == claim) | (~np.isfinite(got) & ~np.isfinite(claim))
+            if fault.noisy and not probe.exact:
+                same |= _of_that_size(got, claim, truth)
+            if name in ("O", "lse"):  # l = 0 by underflow: 0 / 0 is NaN in one kernel and guarded in another
+                vanished = np.isneginf(predicted["lse"]) & ~probe.empty
+                same |= (vanished if name == "lse" else vanished[..., None]) & ~np.isfinite(got)
+        if wild is not None:  # right where they are not called wrong, and wrong where they are
+            same = off == np.broadcast_to(wild if name == "lse" else wild[..., None], off.shape)
+        hits += int(same[affected].sum())
+        total += int(affected.sum())
+        known = affected & ~loose & np.isfinite(distance)
+        if known.any():
+            distances.append(float(np.median(distance[known])))
+    return (hits / total, max(distances, default=0.0)) if total else (None, 0.0)
+
+
+def _of_that_size(got, claim, truth):
+    """Whether errors are as large as predicted, all elements together, where they are finite."""
+    fine = np.isfinite(got) & np.isfinite(claim) & np.isfinite(truth)
+    a, b = np.abs(got - truth)[fine], np.abs(claim - truth)[fine]
+    if not a.size or not b.any():
+        return np.zeros_like(fine)
+    # In the middle as well as at large: a single wild element is not a matter of rounding.
+    pairs = (np.sqrt(np.mean(a**2)), np.sqrt(np.mean(b**2))), (np.median(a), np.median(b))
+    alike = all(x <= WITHIN * y and y <= WITHIN * x for x, y in pairs)
+    return fine if alike else np.zeros_like(fine)
+
+
+@lru_cache(maxsize=40_000)
+def prediction(probe, key, tiling):
+    """What a fault makes of a probe, and the rows that it only calls wrong; kept, as many kernels meet one probe."""
+    n = probe.K.shape[2]
+    cut = replace(tiling, Bc=min(tiling.Bc, max(1, n)))
+    if cut != tiling and "order" in FAULTS[key].tiled:
+        return prediction(probe, key, cut)  # for a running state, a tile longer than the keys is one of any length
+    return FAULTS[key].predict(probe, tiling)
+
+
+def _top(x):
+    x = np.abs(np.asarray(x).astype(np.float64))
+    return float(x[np.isfinite(x)].max(initial=0))

@@ -1,0 +1,106 @@
+"""The kernel under diagnosis, whatever it is: called on a probe, it gives outputs or what went wrong."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from verify.diagnose.probe import Probe
+
+# What executors see happen, by the type of what they raise.
+DETECTED = {
+    "Race": "missing_barrier",
+    "UninitialisedRead": "read_before_write",
+    "OutOfBounds": "out_of_bounds",
+    "ReadOnly": "input_written",
+    "DivergentBarrier": "divergent_barrier",
+}
+BLOCKS = "blocks_collide"  # a race that no barrier mends
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is diagnosed.
+
+    Attributes
+    ----------
+    name : str
+    call : callable
+        ``call(probe) -> {"O": ..., "lse": ...}``, or the gradients of a probe of the backward pass; lse may be missing.
+    offers : frozenset of str
+        What it takes, in the registry's words.
+    dtypes : tuple of str
+    d : int or None
+        The head dim of probes, if it takes no other.
+    small : bool
+        Probes of the size that can be emulated.
+    whole, square
+        As `battery`.
+    """
+
+    name: str
+    call: Callable
+    offers: frozenset
+    dtypes: tuple = ("fp32", "fp16", "bf16")
+    d: int | None = None
+    small: bool = False
+    whole: int = 1
+    square: bool = False
+
+    def takes(self, probe: Probe) -> bool:
+        """Whether it is run on a probe at all."""
+        return probe.needs <= self.offers
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """One run: the probe and outputs in fp64, or what was raised."""
+
+    probe: Probe
+    outputs: dict
+    raised: str = ""  # one line
+    kind: str = ""  # the exception's type
+
+    @cached_property
+    def wrong(self) -> bool:
+        """Some output is out of tolerance, or there is none."""
+        return bool(self.raised) or any(off.any() for off in self.off.values())
+
+    @property
+    def detected(self) -> str:
+        """The name of what an executor saw happen; empty if it saw nothing."""
+        if self.kind == "Race" and " block" in self.raised:
+            return BLOCKS
+        return DETECTED.get(self.kind, "")
+
+    @cached_property
+    def off(self) -> dict:
+        """Elements of each output that are out of tolerance, bool."""
+        truth, tolerance = self.probe.truth, self.probe.tolerance
+        return {name: ~near(x, truth[name], tolerance[name]) for name, x in self.outputs.items()}
+
+
+def sample(subject: Subject, probe: Probe) -> Sample:
+    """Run a kernel on a probe, on copies of its inputs where these are contiguous."""
+    try:
+        before = [x.tobytes() for x in (probe.Q, probe.K, probe.V)]
+        with np.errstate(all="ignore"):
+            returned = subject.call(probe)
+        for name, x, was in zip("QKV", (probe.Q, probe.K, probe.V), before, strict=True):
+            if x.tobytes() != was:
+                x[...] = np.frombuffer(was, x.dtype).reshape(x.shape)  # for the next kernel
+                return Sample(probe, {}, f"input {name} was modified", "ReadOnly")
+        outputs = {n: np.asarray(x).astype(np.float64) for n, x in returned.items() if x is not None}
+        for name, x in outputs.items():
+            if x.shape != probe.truth[name].shape:
+                return Sample(probe, {}, f"{name} has shape {x.shape}, expected {probe.truth[name].shape}", "shape")
+        return Sample(probe, outputs)
+    except Exception as error:
+        return Sample(probe, {}, f"{type(error).__name__}: {error}".splitlines()[0], type(error).__name__)
+
+
+def near(got, wanted, tolerance):
+    """Which elements agree: within the tolerance, or both infinite alike, or both NaN."""
+    with np.errstate(all="ignore"):
+        return (np.abs(got - wanted) <= tolerance) | (got == wanted) | (np.isnan(got) & np.isnan(wanted))

@@ -1,0 +1,172 @@
+"""Makes subjects of kernels: registered ones, strangers' files, modules at hand; here, or in another process."""
+
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib import import_module
+
+from refimpl.tiling import Tile
+from verify import calls, executors
+from verify.case import SMALL_THREADS, SMALL_TILE
+from verify.diagnose.probe import Probe
+from verify.diagnose.subject import Subject
+from verify.foreign import Loaded, Spec, load
+from verify.foreign_call import call
+from verify.foreign_signature import NEEDS, backward_signature, signature
+from verify.registry import ALL
+from verify.worker import Worker
+
+# What every kernel of ours takes besides what the registry lists.
+ALWAYS = frozenset({"scale", "cross", "causal_cross", "bottom_right", "no_keys", "ragged", "odd_d", "wide_v"})
+OURS = ALWAYS | {"nan"}
+# What a stranger's signature, or a small call, has to say first.
+SIGNED = frozenset(NEEDS) | {"gqa", "strides", "top_left", "backward"}
+HEAD_DIMS = (64, 32, 128)  # the first that a stranger's kernel does not refuse
+LIMIT = 120.0  # seconds for a probe
+WHOLE = 128  # multiples of this suit every tile in use
+
+
+def run_ours(name, probe, executor, tile=None, load=import_module, watch=True) -> dict:
+    """Run a registered kernel on a probe.
+
+    Parameters
+    ----------
+    name : str
+    probe : Probe
+    executor : "gpu", "emulated" or "numpy"
+    tile : Tile, optional
+        Of the emulated sizes, if not 16 x 16.
+    load : callable
+        As `calls.outputs`.
+    watch : bool
+        With the emulator's race detector.
+    """
+    kernel, problem = ALL[name], probe.posed
+    where = {}
+    if executor == "emulated":
+        from flash_cuda.emulator import Emulator
+
+        where = {"on": Emulator(seed=0, watch=watch), "threads": SMALL_THREADS}
+    elif executor == "gpu":
+        where = {"on": executors.open_executor("gpu")}
+    if executor != "gpu" and name != "oracle":
+        size = tile or kernel.tile(Tile(SMALL_TILE, SMALL_TILE) if executor == "emulated" else Tile(64, 64))
+        where["tile"] = load("refimpl.tiling").Tile(size.Br, size.Bc)
+    # Gradients from the kernel's own O and lse, as its scores' errors and those of its lse cancel in P.
+    outputs = calls.outputs(kernel, problem, where, load=load)
+    return {name: outputs[name] for name in probe.truth}
+
+
+def registered(name, executor) -> Subject:
+    """A kernel of the registry; in this process.
+
+    Parameters
+    ----------
+    name : str
+    executor : "gpu" or "emulated"
+        For kernels of flash_cuda; the NumPy ones run as they are.
+    """
+    kernel = ALL[name]
+    executor = executor if kernel.runs == "cuda" else "numpy"
+    small = executor == "emulated"
+    d = 64 if executor == "gpu" else None
+    words = kernel.options | OURS
+    if kernel.d_unit > 1:
+        words -= {"odd_d"}
+    return Subject(name, lambda probe: run_ours(name, probe, executor), words, kernel.dtypes, d, small)
+
+
+def of_module(module, name, function="attn") -> Subject:
+    """A stranger's module that is at hand, on NumPy arrays; its own signature says what it takes."""
+    fn = getattr(module, function)
+    parameters, needed = signature(fn)
+    backward = getattr(module, f"{function}_backward", None)
+    says = getattr(module, "CAPABILITIES", {})
+    back = backward_signature(backward) if backward else ({}, frozenset())
+    loaded = Loaded(fn, parameters, needed, "numpy", "at hand", says, backward, *back)
+    return Subject(name, lambda probe: foreign_outputs(loaded, probe), offered(loaded), says.get("dtypes", ("fp32",)))
+
+
+def offered(loaded: Loaded) -> frozenset:
+    """What a stranger's kernel takes, going by its signature and CAPABILITIES."""
+    words = {word for word, needs in NEEDS.items() if set(needs) <= loaded.parameters.keys()} | ALWAYS - {"scale"}
+    words |= {"gqa", "strides"}
+    words -= {word for word, is_so in loaded.says.items() if is_so is False}
+    if "align" in loaded.parameters:
+        words.add("top_left")
+    if loaded.backward is not None:
+        words.add("backward")
+    return frozenset(words)
+
+
+def foreign_outputs(loaded: Loaded, probe: Probe, layout="bhsd") -> dict:
+    """Run a stranger's kernel on a probe; of the backward pass, the gradients."""
+    outputs = call(loaded, probe.posed, layout, watch=False).outputs
+    wanted = ("O", "lse") if probe.dO is None else ("dQ", "dK", "dV")
+    return {name: outputs[name] for name in wanted if name in outputs}
+
+
+def answer(source, probe) -> dict:
+    """Run what `apart` was asked for. Runs in the worker."""
+    kind, what, where = source
+    if kind == "ours":
+        return run_ours(what, probe, where)
+    return foreign_outputs(load(what), probe, where)
+
+
+@contextmanager
+def apart(subject: Subject, source):
+    """A subject whose kernel runs in a process of its own, with a time limit for every probe.
+
+    Parameters
+    ----------
+    subject : Subject
+    source : tuple
+        ("ours", name, executor) or ("foreign", Spec, layout).
+    """
+    with Worker() as worker:
+
+        def remote(probe):
+            bare = replace(probe)  # without the truth that it may hold
+            try:
+                return worker.call("verify.diagnose.subjects:answer", source, bare, limit=LIMIT)
+            except RuntimeError as error:
+                kind, _, text = str(error).partition(": ")
+                raise type(kind, (RuntimeError,), {})(text or kind) from None
+
+        yield replace(subject, call=remote)
+
+
+def foreign(spec: Spec, facts, dtypes) -> Subject:
+    """A stranger's file, as `foreign_probe.probe` came to know it.
+
+    Parameters
+    ----------
+    spec : Spec
+    facts : verify.foreign_probe.Facts
+    dtypes : sequence of str
+    """
+    refused = set(facts.refused)
+    dims = {key[1:] for key in refused if isinstance(key, tuple) and key[0] == "head dim"}
+    refused |= {word for word, is_odd in (("odd_d", _is_odd), ("wide_v", _is_wide)) if any(map(is_odd, dims))}
+    words = (ALWAYS | SIGNED) - refused
+    taken = tuple(dtype for dtype in dtypes if ("dtype", dtype) not in refused)
+    return Subject(
+        spec.name,
+        lambda probe: foreign_outputs(load(spec), probe, facts.layout),
+        frozenset(words),
+        taken,
+        None if facts.small else next(d for d in HEAD_DIMS if (d, d) not in dims or d == HEAD_DIMS[-1]),
+        facts.small,
+        WHOLE if "ragged" in refused else 1,
+        "cross" in refused,
+    )
+
+
+def _is_odd(dims):
+    """(d, dv) that no vector width divides."""
+    return bool(dims[0] % 8)
+
+
+def _is_wide(dims):
+    """(d, dv) that differ."""
+    return dims[0] != dims[1]
