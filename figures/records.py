@@ -66,9 +66,9 @@ def newest(kind: str, folder: Path = RECORDS) -> dict | None:
     return max(found, key=lambda data: data["made"], default=None)
 
 
-def times(folder: Path = RECORDS) -> list[Point]:
-    """Every point of the newest record of times; empty if there is none."""
-    record = newest("times", folder)
+def times(folder: Path = RECORDS, kind: str = "times") -> list[Point]:
+    """Every point of the newest record of times, or of another kind with rows of that form; empty if there is none."""
+    record = newest(kind, folder)
     if record is None:
         return []
     return [
