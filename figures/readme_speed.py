@@ -4,10 +4,10 @@ from pathlib import Path
 
 from figures import records
 from verify import document
-from verify.bench_record import by_point
-from verify.bench_stats import paired
-from verify.bench_suite import BARS, H200, stale, standing
-from verify.limits import FORWARD
+from verify.bench.limits import FORWARD
+from verify.bench.record import by_point
+from verify.bench.stats import paired
+from verify.bench.suite import BARS, H200, stale, standing
 
 SHOWN = {"step6_flash_v3": ("sdpa_cudnn", "sdpa_flash"), "step5_tensor_core": ("sdpa_flash",)}
 PEERS = {"sdpa_cudnn": "cuDNN", "sdpa_flash": "FlashAttention-2"}  # as PyTorch carries them
@@ -63,6 +63,6 @@ def _legend(record):
         f"Cells: TFLOP/s · times as fast as {' · as '.join(PEERS[p] for p in SHOWN['step6_flash_v3'])} "
         "(step 5: as FlashAttention-2 alone), medians of paired runs in turns, cold L2.",
         f"Geometric means with 95 % intervals: {', '.join(means)}.",
-        f"{record['device']}, {record['made'][:10]}, {H200.heads} heads, {H200.tokens // 1024}K tokens in all; {versions}."
+        f"{record['device']}, {record['made'][:10]}, {H200.heads} heads, {H200.tokens // 1024}K tokens; {versions}."
         + (f" Stale: {old}." if old else ""),
     ]

@@ -1,6 +1,6 @@
 """Times measured on a GPU, as `verify/records` keeps them.
 
-`verify.bench_record` says what is in one: where it was made, the rate of a plain copy on that device, and `rows`, one
+`verify.bench.record` says what is in one: where it was made, the rate of a plain copy on that device, and `rows`, one
 a measured point. `dram_bytes` is there where a hardware counter was read.
 """
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from figures import records
 from figures.style import INK, MUTED, STEP_COLOUR, Picture, picture, styled
-from verify.bench_suite import BARS, Standing, standing
+from verify.bench.suite import BARS, Standing, standing
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from matplotlib.patches import Rectangle
 from figures import records
 from figures.style import DEAD, EDGE, INK, LIVE, MUTED, Picture, picture, styled
 from verify import sweep
-from verify.bench_points import Point
-from verify.limits import FORWARD
+from verify.bench.limits import FORWARD
+from verify.bench.points import Point
 
 SIDES = (16, 32, 64, 128, 256)
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from figures.style import INK, MUTED, STEP_COLOUR, Picture, picture, styled
-from verify.bench_simulated import Device
-from verify.bench_stats import Ratio, paired
+from verify.bench.simulated import Device
+from verify.bench.stats import Ratio, paired
 from verify.timing import Clock, Contender, interleaved
 
 # Two works on the simulated device: cold and warm times in ms, and how long the host takes to launch them.

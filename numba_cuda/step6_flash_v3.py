@@ -459,8 +459,8 @@ def attention(
         scale_log2, slope = np.float32(LOG2E), np.float32(2 * LOG2E * float(p.scale) / softcap)
     kernel = make_kernel(shape, kind, p.scale < 0 and not softcap, bool(softcap), p.tracing)
     args = (
-        maps, p.O, p.lse.reshape(heads * p.Nq), scale_log2, slope, np.float32(softcap or 0), low, high, heads, group, p.Hq,
-        p.Hq // p.Hk, p.Nq, p.Nk, p.dv, p.trace,
+        maps, p.O, p.lse.reshape(heads * p.Nq), scale_log2, slope, np.float32(softcap or 0), low, high, heads, group,
+        p.Hq, p.Hq // p.Hk, p.Nq, p.Nk, p.dv, p.trace,
     )  # fmt: skip
     p.on.launch(kernel, blocks, shape.threads, args, shared=shape.shared_bytes)
     return p.results()

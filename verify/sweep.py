@@ -14,7 +14,8 @@ from itertools import product
 import numpy as np
 
 from refimpl.tiling import Tile
-from verify import bench_check, bench_points
+from verify.bench import check as bench_check
+from verify.bench import points as bench_points
 from verify.dtypes import DTYPES
 from verify.registry import CUDA
 from verify.sweep_shared import shared_arrays
@@ -191,8 +192,8 @@ def timed(fits: dict, clock, point, inputs, rounds: int, seconds: float) -> None
     fits : dict of Candidate to Fit
         Of one kernel and head dim.
     clock : verify.timing.Clock
-    point : verify.bench_points.Point
-    inputs : verify.bench_points.Inputs
+    point : verify.bench.points.Point
+    inputs : verify.bench.points.Inputs
     rounds, seconds
         As `timing.interleaved`.
     """

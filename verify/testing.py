@@ -6,12 +6,13 @@ from functools import partial
 import numpy as np
 
 from verify import tolerance
-from verify.arrays import KINDS, to_numpy
 from verify.cases import DEFAULT, Case, Problem
 from verify.dtypes import DTYPES, name_of
-from verify.foreign import LAYOUTS, Loaded
-from verify.foreign_call import Malformed, call
-from verify.foreign_signature import backward_signature, signature
+from verify.foreign.arrays import KINDS
+from verify.foreign.as_numpy import to_numpy
+from verify.foreign.call import Malformed, call
+from verify.foreign.signature import backward_signature, signature
+from verify.foreign.spec import LAYOUTS, Loaded
 from verify.judge import explain, malformed, measure, reference, verdict
 from verify.misuse import suggest
 from verify.result import Result

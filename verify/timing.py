@@ -13,7 +13,7 @@ its own, `latency_us`.
 *A cache left warm.* The buffer of the head start is several times as large as the L2, so that no input is found there.
 For the warm time the work runs once more in between.
 
-Contenders take turns, A B C, C B A, ...: what drifts meets all of them alike (see `bench_stats`).
+Contenders take turns, A B C, C B A, ...: what drifts meets all of them alike (see `bench.stats`).
 """
 
 import time

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from verify import arrays, foreign_probe, foreign_run
 from verify.cases import DEFAULT
 from verify.executors import gpu_missing
-from verify.foreign import Spec
+from verify.foreign import arrays
+from verify.foreign import probe as foreign_probe
+from verify.foreign import run as foreign_run
+from verify.foreign.spec import Spec
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "examples"

@@ -3,7 +3,7 @@
 import json
 
 from figures import readme_speed
-from verify.bench_suite import H200
+from verify.bench.suite import H200
 
 
 def record(**changes):

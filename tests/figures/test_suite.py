@@ -4,8 +4,8 @@ from matplotlib.colors import to_hex
 
 from figures import suite
 from figures.style import STEP_COLOUR
-from verify.bench_record import KEY
-from verify.bench_suite import BARS, H200
+from verify.bench.record import KEY
+from verify.bench.suite import BARS, H200
 
 
 def record():

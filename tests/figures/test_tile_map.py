@@ -5,7 +5,7 @@ from matplotlib.colors import to_hex
 
 from figures import tile_map
 from figures.style import DEAD
-from verify.bench_points import Point
+from verify.bench.points import Point
 
 ROW = {"kernel": "step3_flash_v2", "d": 64, "dtype": "fp16", "threads": None, "shared": 20480, "registers": 96,
        "stack": 0}  # fmt: skip

@@ -3,10 +3,12 @@
 from functools import cache
 from types import SimpleNamespace
 
-from verify import bench_check, bench_points, machine
-from verify.bench_record import Bench
-from verify.bench_simulated import Device
-from verify.limits import Ceiling
+from verify.bench import check as bench_check
+from verify.bench import machine
+from verify.bench import points as bench_points
+from verify.bench.limits import Ceiling
+from verify.bench.record import Bench
+from verify.bench.simulated import Device
 from verify.timing import Clock, Contender
 
 # Operations a millisecond, as an H200 reaches them; and what they are divided by, for small points to take long enough.

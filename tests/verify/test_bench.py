@@ -6,12 +6,17 @@ import numpy as np
 import pytest
 from helpers_bench import RATES, bench, contenders, gpu_with, truth_of
 
-from verify import bench_check, bench_points, bench_record, bench_suite, document, machine
+from verify import document
 from verify.__main__ import main
-from verify.bench_points import Point
-from verify.bench_simulated import Device
-from verify.bench_stats import paired
-from verify.limits import Ceiling
+from verify.bench import check as bench_check
+from verify.bench import machine
+from verify.bench import points as bench_points
+from verify.bench import record as bench_record
+from verify.bench import suite as bench_suite
+from verify.bench.limits import Ceiling
+from verify.bench.points import Point
+from verify.bench.simulated import Device
+from verify.bench.stats import paired
 
 ALL = tuple(RATES)
 POINT = Point("forward", 2, 2, 64, 16, "fp16", False)
@@ -173,10 +178,10 @@ def simulated(monkeypatch, tmp_path):
     monkeypatch.setattr("verify.executors.device_name", lambda kind: "NVIDIA H200")
     monkeypatch.setattr(bench_suite, "fingerprint_of", lambda name, direction: f"of {name}")
     names = {name: bench_suite.CUDA["general"] for name in ("step5_tensor_core", "step6_flash_v3")}
-    for module in ("verify.commands.bench", "verify.bench_suite"):
+    for module in ("verify.commands.bench", "verify.bench.suite"):
         monkeypatch.setattr(f"{module}.CUDA", bench_suite.CUDA | names)
     small = bench_suite.Suite("h200", "H200", tuple(names), ALL[2:], "fp16", 1, 256, (16, 32), (False, True), (64, 128))
-    for module in ("verify.commands.bench", "verify.bench_suite"):
+    for module in ("verify.commands.bench", "verify.bench.suite"):
         monkeypatch.setattr(f"{module}.SUITES", {"h200": small})
     monkeypatch.setattr(bench_suite, "H200", small)
     monkeypatch.setattr(bench_suite.standing, "__defaults__", (small,))

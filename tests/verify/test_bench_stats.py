@@ -6,9 +6,9 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from verify import bench_stats
-from verify.bench_simulated import Device
-from verify.bench_stats import LEAST_ROUNDS, geometric_mean, median_ranks, paired
+from verify.bench import stats as bench_stats
+from verify.bench.simulated import Device
+from verify.bench.stats import LEAST_ROUNDS, geometric_mean, median_ranks, paired
 from verify.timing import Clock, Contender, interleaved
 
 DRAWS = {

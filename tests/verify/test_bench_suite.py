@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from verify import bench_report
-from verify.bench_record import KEY
-from verify.bench_suite import BARS, H200, accuracy, standing
+from verify.bench import report as bench_report
+from verify.bench.record import KEY
+from verify.bench.suite import BARS, H200, accuracy, standing
 
 BAR = BARS[0]  # step6 forward against cuDNN: 1.00 in the mean, no single one under 0.85
 POINTS = H200.points(("forward",))

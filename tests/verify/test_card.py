@@ -10,13 +10,18 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from verify import card, card_cases, card_draw, card_html, card_pattern, card_text
+from verify.card import card
+from verify.card import cases as card_cases
+from verify.card import draw as card_draw
+from verify.card import html as card_html
+from verify.card import pattern as card_pattern
+from verify.card import text as card_text
+from verify.card.place import place
 from verify.cases import DEFAULT
-from verify.foreign import Spec
-from verify.foreign_facts import Facts
-from verify.foreign_run import Plan, Run, run_one
+from verify.foreign.facts import Facts
+from verify.foreign.run import Plan, Run, run_one
+from verify.foreign.spec import Spec
 from verify.judge import reference
-from verify.place import place
 from verify.result import Result
 from verify.testing import check
 
@@ -52,7 +57,7 @@ def _run(plan, case, dtype):
     if reason := plan.facts.failure or plan.facts.refuses(case, dtype):
         size, verdict = case.small._asdict(), "error" if plan.facts.failure else "skip"
         return Run(Result("mine.py:attn", case.id, dtype, "cpu", "CPU", size, None, verdict, reason))
-    from verify import foreign
+    from verify.foreign import spec as foreign
 
     foreign.load.cache_clear()  # the file of this name changes from test to test
     return run_one(plan, case, dtype)

@@ -7,10 +7,12 @@ from importlib import import_module
 import numpy as np
 import pytest
 
-from verify import foreign, foreign_probe, foreign_run
 from verify.__main__ import main
 from verify.cases import DEFAULT
-from verify.foreign import Spec
+from verify.foreign import probe as foreign_probe
+from verify.foreign import run as foreign_run
+from verify.foreign import spec as foreign
+from verify.foreign.spec import Spec
 
 RIGHT = """
 import numpy as np

@@ -2,9 +2,12 @@
 
 import pytest
 
-from verify import adapters, foreign, foreign_probe, foreign_run
 from verify.cases import DEFAULT
-from verify.foreign import Spec
+from verify.foreign import adapters
+from verify.foreign import probe as foreign_probe
+from verify.foreign import run as foreign_run
+from verify.foreign import spec as foreign
+from verify.foreign.spec import Spec
 from verify.misuse import Misuse
 
 CASES = ("square", "gqa", "causal", "causal_top_left", "dv_not_d", "negative_scale", "mask", "bias", "back_square")

@@ -6,9 +6,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from verify import arrays
-from verify.arrays import BAND, Arrays, open_arrays, to_numpy
 from verify.cases import DEFAULT
+from verify.foreign import arrays
+from verify.foreign.arrays import open_arrays
+from verify.foreign.arrays_numpy import BAND, Arrays
+from verify.foreign.as_numpy import to_numpy
 from verify.testing import assert_attention_close, check
 
 LAYOUTS = ("square", "offset_view", "fused_qkv", "stride_0", "ties", "no_keys")

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from verify import limits, machine
+from verify.bench import limits, machine
+from verify.bench.limits import Ceiling, too_fast, visible_pairs, work
 from verify.bytes import Setting, compulsory
 from verify.cases import Shape
-from verify.limits import Ceiling, too_fast, visible_pairs, work
 
 H200 = limits.speed_of_light("NVIDIA H200", 1980)
 BIG = work(Shape(1, 16, 16, 16384, 16384, 128, 128), False, "fp16")

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from refimpl import oracle
-from verify import peers
-from verify.bench_points import Inputs, Point
+from verify.bench import peers
+from verify.bench.points import Inputs, Point
 
 
 class Tensor(np.ndarray):

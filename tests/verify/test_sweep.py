@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from helpers_bench import SLOW
 
-from verify import bench_check, bench_points, executors, sweep
+from verify import executors, sweep
 from verify.__main__ import main
-from verify.bench_points import Point
-from verify.bench_simulated import Device
+from verify.bench import check as bench_check
+from verify.bench import points as bench_points
+from verify.bench.points import Point
+from verify.bench.simulated import Device
 from verify.sweep import CHIPS, Candidate, Fit, examine, resident
 from verify.timing import Clock, Contender
 

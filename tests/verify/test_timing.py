@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from verify.bench_simulated import FLUSH_MS, Device
+from verify.bench.simulated import FLUSH_MS, Device
 from verify.timing import Clock, Contender, interleaved
 
 

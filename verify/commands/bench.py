@@ -4,13 +4,16 @@ import json
 
 from rich.console import Console
 
-from verify import bench_points, bench_report, bench_suite, document, options, timing
-from verify.bench_record import Bench, lines, merged
-from verify.bench_stats import LEAST_ROUNDS
-from verify.bench_suite import SUITES
-from verify.limits import BACKWARD, FORWARD
+from verify import document, options, timing
+from verify.bench import points as bench_points
+from verify.bench import report as bench_report
+from verify.bench import suite as bench_suite
+from verify.bench.limits import BACKWARD, FORWARD
+from verify.bench.peers import PEERS
+from verify.bench.record import Bench, lines, merged
+from verify.bench.stats import LEAST_ROUNDS
+from verify.bench.suite import SUITES
 from verify.misuse import Misuse, pick
-from verify.peers import PEERS
 from verify.progress import bar
 from verify.registry import CUDA, KERNELS
 

@@ -4,11 +4,13 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from verify import foreign, foreign_probe, options
-from verify.arrays import KINDS
+from verify import options
 from verify.cases import DEFAULT
 from verify.diagnose import report, self_test, subjects
 from verify.diagnose.diagnosis import NONE, diagnose
+from verify.foreign import probe as foreign_probe
+from verify.foreign import spec as foreign
+from verify.foreign.arrays import KINDS
 from verify.misuse import Misuse, pick
 from verify.progress import bar
 from verify.registry import ALL

@@ -5,7 +5,8 @@ import json
 import sys
 from pathlib import Path
 
-from verify import document, foreign_verb, html, options, report, runner, summary
+from verify import document, html, options, report, runner, summary
+from verify.foreign import verb as foreign_verb
 from verify.misuse import Misuse
 from verify.progress import bar
 from verify.registry import ALL, CUDA

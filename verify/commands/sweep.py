@@ -8,8 +8,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from verify import bench_points, document, executors, options, sweep, timing
-from verify.limits import FORWARD
+from verify import document, executors, options, sweep, timing
+from verify.bench import points as bench_points
+from verify.bench.limits import FORWARD
 from verify.misuse import Misuse, pick
 from verify.pool import each
 from verify.progress import bar

@@ -155,7 +155,7 @@ def _ours(name):
 
 
 def _example(name):
-    from verify.foreign import import_file
+    from verify.foreign.import_file import import_file
 
     return f"examples/{name}", "example", of_module(import_file(_examples() / name), name), EXAMPLES[name]
 

@@ -9,9 +9,9 @@ from verify import calls, executors
 from verify.case import SMALL_THREADS, SMALL_TILE
 from verify.diagnose.probe import Probe
 from verify.diagnose.subject import Subject
-from verify.foreign import Loaded, Spec, load
-from verify.foreign_call import call
-from verify.foreign_signature import NEEDS, backward_signature, signature
+from verify.foreign.call import call
+from verify.foreign.signature import NEEDS, backward_signature, signature
+from verify.foreign.spec import Loaded, Spec, load
 from verify.registry import ALL
 from verify.worker import Worker
 
@@ -142,7 +142,7 @@ def foreign(spec: Spec, facts, dtypes) -> Subject:
     Parameters
     ----------
     spec : Spec
-    facts : verify.foreign_probe.Facts
+    facts : verify.foreign.probe.Facts
     dtypes : sequence of str
     """
     refused = set(facts.refused)

@@ -3,9 +3,16 @@
 import json
 import sys
 
-from verify import card, card_cases, card_html, card_text, foreign, foreign_probe, foreign_run, options
-from verify.arrays import KINDS, missing
+from verify import options
+from verify.card import card
+from verify.card import cases as card_cases
+from verify.card import html as card_html
+from verify.card import text as card_text
 from verify.cases import DEFAULT
+from verify.foreign import probe as foreign_probe
+from verify.foreign import run as foreign_run
+from verify.foreign import spec as foreign
+from verify.foreign.arrays import KINDS, missing
 from verify.misuse import Misuse, pick
 from verify.pool import cores
 from verify.progress import bar

@@ -5,10 +5,10 @@ from itertools import product
 
 import numpy as np
 
-from verify.bench_points import Point, fingerprint_of
-from verify.bench_record import by_point, key
-from verify.bench_stats import Ratio, geometric_mean, paired
-from verify.limits import BACKWARD, FORWARD
+from verify.bench.limits import BACKWARD, FORWARD
+from verify.bench.points import Point, fingerprint_of
+from verify.bench.record import by_point, key
+from verify.bench.stats import Ratio, geometric_mean, paired
 from verify.misuse import Misuse
 from verify.registry import CUDA
 

@@ -5,8 +5,8 @@ from importlib import import_module
 import numpy as np
 
 from refimpl import oracle
+from verify.bench.limits import FORWARD
 from verify.dtypes import DTYPES
-from verify.limits import FORWARD
 
 PAIRS = 1 << 20  # (query, key) pairs of each of two heads that are held against fp64
 LEAST_ROWS, MOST_ROWS = 32, 128

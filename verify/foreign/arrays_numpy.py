@@ -1,4 +1,4 @@
-"""Arrays of other libraries: how inputs reach a stranger's kernel in place, and how its outputs come back.
+"""NumPy arrays for `arrays`, and what all kinds share: banded buffers around what a stranger's kernel reads and writes.
 
 Inputs lie in larger buffers whose ends are filled with NaN. A kernel that reads past an input therefore computes with
 NaN, and one that writes past it changes the band. Where a library lets its allocations be watched, the buffers that a
@@ -7,75 +7,14 @@ kernel makes for its outputs are banded and poisoned in the same way.
 
 import sys
 from contextlib import contextmanager
-from importlib import import_module
-from importlib.util import find_spec
 
 import numpy as np
+
+from verify.foreign.as_numpy import to_numpy
 
 BAND = 1 << 14  # bytes on either side: a 64 x 64 tile of fp32
 POISON = 0xFF  # as every byte of a number: NaN in each floating type, -1 in integers
 MOST_WATCHED = 256  # allocations of one call; a kernel that makes more would fill the memory with bands
-
-# Kind -> the package it needs and the module here that knows it.
-KINDS = {
-    "numpy": ("numpy", "verify.arrays"),
-    "torch": ("torch", "verify.arrays_torch"),
-    "cupy": ("cupy", "verify.arrays_cuda"),
-    "jax": ("jax", "verify.arrays_jax"),
-    "numba": ("numba", "verify.arrays_cuda"),
-}
-
-
-def missing(kind) -> str | None:
-    """Why arrays of a kind cannot be made here; None if they can."""
-    package = KINDS[kind][0]
-    return None if find_spec(package) else f"{package} is not installed"
-
-
-def open_arrays(kind):
-    """The arrays of one call, by kind.
-
-    Parameters
-    ----------
-    kind : str
-        One of `KINDS`.
-
-    Returns
-    -------
-    Arrays
-
-    Raises
-    ------
-    ImportError
-        If the library is not there.
-    """
-    return import_module(KINDS[kind][1]).MAKERS[kind]()
-
-
-def to_numpy(x):
-    """Any library's array as a NumPy array, shared where it can be; bf16 as ml_dtypes has it.
-
-    Raises
-    ------
-    TypeError
-        If it is no array.
-    """
-    if isinstance(x, np.ndarray):
-        return x
-    library = type(x).__module__.split(".")[0]
-    if library == "torch":
-        return import_module("verify.arrays_torch").to_numpy(x)
-    if hasattr(x, "copy_to_host"):
-        return x.copy_to_host()
-    if library == "cupy":
-        return x.get()
-    if hasattr(x, "__array__") and hasattr(x, "shape"):
-        return np.asarray(x)
-    if hasattr(x, "__cuda_array_interface__"):
-        return import_module("verify.arrays_cuda").from_interface(x)
-    if hasattr(x, "__dlpack__"):
-        return np.from_dlpack(x)
-    raise TypeError(f"expected an array, got {type(x).__module__}.{type(x).__qualname__}".replace("builtins.", ""))
 
 
 class Arrays:

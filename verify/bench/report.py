@@ -4,9 +4,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from verify import bench_suite
-from verify.bench_record import by_point
-from verify.bench_stats import paired
+from verify.bench import suite as bench_suite
+from verify.bench.record import by_point
+from verify.bench.stats import paired
 
 
 def head(record) -> str:

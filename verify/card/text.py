@@ -5,8 +5,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from verify import card_pattern, summary
-from verify.card import Card
+from verify import summary
+from verify.card import pattern as card_pattern
+from verify.card.card import Card
 from verify.report import md_row as row
 
 HEAD = ("dtype", "passed", "failed", "skipped", "error / bound", "worst at")

@@ -6,12 +6,12 @@ import numpy as np
 
 from refimpl import oracle
 from verify.case import Case, Shape
-from verify.foreign import WORDS, Spec, load
-from verify.foreign_call import Malformed, call
-from verify.foreign_facts import Facts, words
-from verify.foreign_imports import simulated
-from verify.foreign_refusal import fatal, one_line, refusal
-from verify.foreign_signature import NAMES, NEEDS
+from verify.foreign.call import Malformed, call
+from verify.foreign.facts import Facts, words
+from verify.foreign.imports import simulated
+from verify.foreign.refusal import fatal, one_line, refusal
+from verify.foreign.signature import NAMES, NEEDS
+from verify.foreign.spec import WORDS, Spec, load
 from verify.option_recipes import OPTION_RECIPES
 from verify.worker import Worker, WorkerDied
 
@@ -40,7 +40,7 @@ def probe(spec: Spec, cases, dtypes, *, small=None, limit=120.0, progress=lambda
 
 def describe(spec: Spec) -> dict:
     """What the file says by itself. Runs in the worker."""
-    from verify.arrays import open_arrays
+    from verify.foreign.arrays import open_arrays
 
     loaded = load(spec)
     arrays = open_arrays(loaded.arrays)
@@ -96,7 +96,7 @@ class _Prober:
 
     def facts(self, cases, dtypes, small, limit):
         try:
-            found = self._worker.call("verify.foreign_probe:describe", self._spec, limit=self._patience)
+            found = self._worker.call("verify.foreign.probe:describe", self._spec, limit=self._patience)
         except (WorkerDied, RuntimeError) as error:
             return Facts(failure=str(error))
         meanings, strided = found.pop("meanings"), found.pop("strided")
@@ -230,7 +230,7 @@ class _Prober:
     def _try(self, case, dtype):
         """One attempt in the worker; a death or a hang is an error that is no refusal."""
         try:
-            call = ("verify.foreign_probe:attempt", self._spec, self._layout, case, dtype, self._small)
+            call = ("verify.foreign.probe:attempt", self._spec, self._layout, case, dtype, self._small)
             return self._worker.call(*call, limit=self._patience)
         except (WorkerDied, RuntimeError) as error:
             return {"error": str(error), "refused": False, "died": True}

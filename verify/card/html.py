@@ -4,8 +4,10 @@ import json
 import math
 from html import escape
 
-from verify import card_cases, card_draw, card_text
-from verify.card import Card
+from verify.card import cases as card_cases
+from verify.card import draw as card_draw
+from verify.card import text as card_text
+from verify.card.card import Card
 from verify.html import legend, shade
 from verify.html_style import CSS, JS
 

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from verify.arrays import Arrays
+from verify.foreign.arrays_numpy import Arrays
 
 
 class JaxArrays(Arrays):

@@ -7,12 +7,13 @@ from itertools import product
 
 import numpy as np
 
-from verify import limits, peers, registry, timing
-from verify.bench_check import rows_of
+from verify import registry, timing
+from verify.bench import limits, peers
+from verify.bench.check import rows_of
+from verify.bench.limits import BACKWARD, FORWARD
 from verify.cases import Shape
 from verify.dtypes import DTYPES
 from verify.fingerprint import fingerprint
-from verify.limits import BACKWARD, FORWARD
 
 SWEEP_HEADS = 16
 KEPT = 2  # sizes whose arrays are kept

@@ -6,10 +6,10 @@ from time import perf_counter
 import numpy as np
 
 from verify import plain
-from verify.arrays import open_arrays
-from verify.foreign import Loaded
-from verify.foreign_imports import simulated
-from verify.foreign_signature import NAMES
+from verify.foreign.arrays import open_arrays
+from verify.foreign.imports import simulated
+from verify.foreign.signature import NAMES
+from verify.foreign.spec import Loaded
 
 WANTED = {
     "numpy": "a NumPy array",

@@ -4,8 +4,9 @@ import math
 from dataclasses import asdict, dataclass
 from statistics import median
 
-from verify import card_cases, document, summary, tolerance
-from verify.foreign_run import Plan, Run
+from verify import document, summary, tolerance
+from verify.card import cases as card_cases
+from verify.foreign.run import Plan, Run
 from verify.result import Result, encode
 
 # An error of fewer bounds than this may be rounding after all, where a kernel rounds what the plain formula does not.

@@ -10,7 +10,7 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
-from verify.limits import FORWARD
+from verify.bench.limits import FORWARD
 from verify.timing import Contender
 
 TORCH_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
@@ -94,7 +94,7 @@ def contender(name, point, arrays, rows=None):
     ----------
     name : str
         Of `PEERS`; it is there (see `absent`).
-    point : verify.bench_points.Point
+    point : verify.bench.points.Point
     arrays : dict of str to device arrays
         Q, K, V and, backward, dO: (B, H, N, d).
     rows : callable, optional

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 
 from verify import judge, runner
+from verify.card.place import Place, place
 from verify.case import Case
 from verify.executors import device_name
-from verify.foreign import Spec, load
-from verify.foreign_call import Malformed, call
-from verify.foreign_facts import Facts, words
-from verify.foreign_refusal import one_line, refusal
-from verify.place import Place, place
+from verify.foreign.call import Malformed, call
+from verify.foreign.facts import Facts, words
+from verify.foreign.refusal import one_line, refusal
+from verify.foreign.spec import Spec, load
 from verify.pool import cores, each
 from verify.result import Result
 
@@ -90,7 +90,7 @@ def run(plan: Plan, progress=lambda done, total: None) -> list[Run]:
             calls.append(key)
     progress(len(runs), len(plan.keys))
     answers = each(
-        "verify.foreign_run:run_one",
+        "verify.foreign.run:run_one",
         [(plan, *key) for key in calls],
         limit=plan.limit,
         # One device, and one kernel on it at a time.

@@ -1,8 +1,8 @@
 """What the failing runs of a kernel have in common and the passing ones have not."""
 
-from verify.foreign import WORDS
-from verify.foreign_facts import words
-from verify.foreign_signature import NEEDS
+from verify.foreign.facts import words
+from verify.foreign.signature import NEEDS
+from verify.foreign.spec import WORDS
 
 FEWEST = 2  # failing runs that make a pattern
 STRAY = 1 / 2  # share of the passing runs that may have it, too; the sentence says how many do
@@ -13,7 +13,7 @@ def pattern(card) -> str:
 
     Parameters
     ----------
-    card : verify.card.Card
+    card : verify.card.card.Card
     """
     judged = [
         (_traits(card, case, dtype), run.result.verdict != "pass")

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
+from verify.foreign.import_file import import_file
 from verify.misuse import Misuse
 
 BACKENDS = {
@@ -80,8 +81,6 @@ def _flash_attn(_):
 
 def _triton_tutorial(path):
     """A file with the signature of Triton's tutorial 06: attention(q, k, v, causal, sm_scale), positional."""
-    from verify.foreign import import_file
-
     module = import_file(Path(path))
     if not callable(getattr(module, "attention", None)):
         raise ValueError(f"{Path(path).name} has no function 'attention', which Triton's tutorial has")

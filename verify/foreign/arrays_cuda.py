@@ -7,16 +7,9 @@ from types import SimpleNamespace
 import ml_dtypes
 import numpy as np
 
-from verify.arrays import BAND, POISON, Arrays
+from verify.foreign.arrays_numpy import BAND, POISON, Arrays
 
 _BF16 = np.dtype(ml_dtypes.bfloat16)
-
-
-def from_interface(x):
-    """An object with the CUDA array interface as a NumPy array."""
-    from numba import cuda
-
-    return cuda.as_cuda_array(x).copy_to_host()
 
 
 class CupyArrays(Arrays):

@@ -1,17 +1,16 @@
 """A kernel that is not ours: where it is, and what it says of itself."""
 
-import importlib.util
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from verify import adapters
-from verify.arrays import KINDS
 from verify.dtypes import DTYPES
-from verify.foreign_imports import imports, simulate_without_gpu
-from verify.foreign_signature import backward_signature, signature
+from verify.foreign import adapters
+from verify.foreign.arrays import KINDS
+from verify.foreign.import_file import import_file
+from verify.foreign.imports import imports, simulate_without_gpu
+from verify.foreign.signature import backward_signature, signature
 from verify.misuse import Misuse, suggest
 from verify.registry import ALL, OPTIONS
 
@@ -148,17 +147,6 @@ def load(spec: Spec) -> Loaded:
     backward = getattr(module, f"{fn.__name__}_backward", None) if hasattr(fn, "__name__") else None
     back = backward_signature(backward) if backward else ({}, frozenset())
     return Loaded(fn, parameters, needed, arrays, why, says, backward, *back)
-
-
-def import_file(path):
-    """The file as a module; its folder is importable, as it would be if it were run as a script."""
-    name = f"verify_foreign_{path.stem.replace('-', '_')}"
-    found = importlib.util.spec_from_file_location(name, path.absolute())
-    module = importlib.util.module_from_spec(found)
-    sys.modules[name] = module
-    sys.path.insert(0, str(path.absolute().parent))
-    found.loader.exec_module(module)
-    return module
 
 
 def _function(module, spec):

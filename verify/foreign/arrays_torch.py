@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-from verify.arrays import BAND, POISON, Arrays
+from verify.foreign.arrays_numpy import BAND, POISON, Arrays
 
 TYPES = {
     np.dtype(np.float64): torch.float64,
@@ -25,14 +25,6 @@ _MAKES = {
     torch.ones, torch.ones_like, torch.Tensor.new_ones,
 }  # fmt: skip
 _EMPTY = {torch.empty, torch.empty_like, torch.Tensor.new_empty, torch.empty_strided}
-
-
-def to_numpy(x):
-    """A tensor as a NumPy array; bf16, which NumPy does not know, by its bits."""
-    x = x.detach().cpu()
-    if x.dtype == torch.bfloat16:
-        return x.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return x.numpy()
 
 
 class TorchArrays(Arrays):

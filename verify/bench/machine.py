@@ -7,8 +7,8 @@ from importlib import import_module
 
 import numpy as np
 
-from verify import peers
-from verify.limits import Ceiling
+from verify.bench import peers
+from verify.bench.limits import Ceiling
 
 # What is asked of the driver, under nvidia-smi's names and ours.
 QUERY = {

@@ -5,8 +5,11 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from verify import bench_check, bench_points, document, limits, machine, peers
-from verify.limits import Ceiling
+from verify import document
+from verify.bench import check as bench_check
+from verify.bench import limits, machine, peers
+from verify.bench import points as bench_points
+from verify.bench.limits import Ceiling
 from verify.timing import FLUSH_BYTES, ROUNDS, interleaved
 
 PLACES = 5  # decimals of a millisecond: a hundredth of what an event resolves
@@ -26,7 +29,7 @@ class Bench:
         For the rounds of one point.
     fewest : int
         Rounds that everyone takes part in, however slow.
-    inputs : verify.bench_points.Inputs, optional
+    inputs : verify.bench.points.Inputs, optional
     """
 
     def __init__(self, clock, kernels, others, rounds=ROUNDS, seconds=3.0, fewest=1, inputs=None):
