@@ -37,10 +37,10 @@ verify: $(BASE)
 	$(BIN)/python -m verify
 
 test: $(FULL)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n auto -m "not slow"
 
 test-slow: $(FULL)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -n auto -m slow
 
 notebooks: $(FULL)
 	$(BIN)/python notebooks/build.py

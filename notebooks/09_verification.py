@@ -29,8 +29,9 @@ from itertools import product
 import numpy as np
 
 from figures import error_matrix, kill_matrix, records, timing
-from verify import barriers, judge, limits, races, runner, tolerance
-from verify.bench_stats import median_ranks, paired
+from verify import barriers, judge, races, runner, tolerance
+from verify.bench import limits
+from verify.bench.stats import median_ranks, paired
 from verify.calls import outputs
 from verify.cases import DEFAULT
 from verify.mutants import MUTANTS, Graft, trial
