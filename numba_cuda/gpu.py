@@ -81,6 +81,11 @@ class Gpu:
         """Multiprocessors of the device."""
         return cuda.get_current_device().MULTIPROCESSOR_COUNT
 
+    @property
+    def shared_limit(self):
+        """Bytes of shared memory that a block may have on the device."""
+        return cuda.get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+
     def tensor_maps(self, *tiles):
         """Descriptors by which the copy engine finds boxes of arrays; ``(array, rows of a box[, length])`` each."""
         return upload(tensor_map.encode(*tiles), self.stream)

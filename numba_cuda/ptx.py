@@ -316,3 +316,36 @@ def red_add_4(typingctx, X, index, ahead, r, at):
     """
     text, constraints = "red.global.add.v4.f32 [$0], {$1, $2, $3, $4};", "l,f,f,f,f,~{memory}"
     return signature(types.void, X, index, ahead, r, at), _red(text, constraints, 4)
+
+
+def _dot(low, high):
+    """Text for a sum of 8 products; ``low`` and ``high`` make the halves of a register fp32."""
+    both = "".join(f"{low.format(to=f'f{x}', of=x)} {high.format(to=f'h{x}', of=x)} " for x in "ab")
+    sums = "fma.rn.f32 t, fa, fb, t; fma.rn.f32 t, ha, hb, t; "
+    steps = "".join(f"mov.b32 a, a{k}; mov.b32 b, b{k}; {both}{sums}" for k in range(4))
+    text = ("{ .reg .b32 a, b, c, a0, a1, a2, a3, b0, b1, b2, b3; .reg .b16 l, h; .reg .f32 fa, fb, ha, hb, t; "
+            "ld.global.v4.b32 {a0, a1, a2, a3}, [$1]; ld.global.v4.b32 {b0, b1, b2, b3}, [$2]; mov.f32 t, $3; "
+            f"{steps}mov.f32 $0, t; }}")
+
+    def codegen(context, builder, sig, args):
+        at = [global_address(context, builder, sig.args[k], args[k], *args[2:4], ir.Constant(I32, 0)) for k in (0, 1)]
+        return asm(builder, F32, text, "=f,l,l,f", [*at, args[4]], False)
+
+    return codegen
+
+
+@intrinsic
+def dot_f16(typingctx, X, Y, row, column, total):
+    """total + the 8 products of X[row, column ...] and Y[row, column ...], fp16, on 16-byte boundaries, one by one.
+
+    PTX: ``ld.global.v4.b32``, ``cvt.f32.f16``, ``fma.rn.f32``.
+    """
+    return signature(F32_T, X, Y, row, column, F32_T), _dot(
+        "mov.b32 {{l, h}}, {of}; cvt.f32.f16 {to}, l;", "cvt.f32.f16 {to}, h;")  # fmt: skip
+
+
+@intrinsic
+def dot_bf16(typingctx, X, Y, row, column, total):
+    """As `dot_f16` in bf16, whose bits are the upper half of an fp32. PTX: ``shl.b32``, ``and.b32``, ``fma.rn.f32``."""
+    return signature(F32_T, X, Y, row, column, F32_T), _dot(
+        "shl.b32 c, {of}, 16; mov.b32 {to}, c;", "and.b32 c, {of}, 0xffff0000; mov.b32 {to}, c;")  # fmt: skip

@@ -162,4 +162,13 @@ def red_add_4(machine, X, index, ahead, r, at):
         X.add(index + ahead + k, r[at + k])
 
 
+def dot_f16(machine, X, Y, row, column, total):
+    for x, y in zip(X.run(row, column, RUN), Y.run(row, column, RUN), strict=True):
+        total = fma(machine, x, y, total)
+    return total
+
+
+dot_bf16 = dot_f16
+
+
 TABLE = {instruction: globals()[name] for name, instruction in vars(ptx).items() if isinstance(instruction, _Intrinsic)}

@@ -8,7 +8,7 @@ from helpers_mutate import step_with
 from flash_cuda import backward_tensor_core
 from flash_cuda.assembler import Assembler, assemble, numba_type, resources
 from flash_cuda.backward_tensor_core import attention_backward
-from flash_cuda.backward_tensor_shapes import KEYS, QUERIES, Shape, fitting, usable
+from flash_cuda.backward_tensor_shapes import KEYS, KEYS_ALONE, QUERIES, Shape, fitting, usable
 from flash_cuda.emulator import Emulator
 from flash_cuda.launch import storage
 from flash_cuda.memory import KernelFault
@@ -202,7 +202,7 @@ def test_warps_share_a_product(C, D, warps):
 @pytest.mark.parametrize("limit", [227, 163, 99])
 def test_blocks_fit_the_shared_memory_that_there_is(D, limit):
     """On an H200 as chosen; with less, the tiles walked over shrink first."""
-    for table, keys in ((KEYS, True), (QUERIES, False)):
+    for table, keys in ((KEYS, True), (KEYS_ALONE, True), (QUERIES, False)):
         shape = fitting(table[D], D, keys, 1024 * limit)
         assert shape.shared_bytes(D, keys) + 16 * shape.columns <= 1024 * limit
         assert (shape == table[D]) == (table[D].shared_bytes(D, keys) + 16 * table[D].columns <= 1024 * limit)

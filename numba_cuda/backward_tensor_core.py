@@ -1,0 +1,381 @@
+"""The gradients on tensor cores: all five products of 16-bit numbers, dQ added up atomically or in a pass of its own.
+
+**Idea**: a block keeps one tile of keys and walks over the tiles of queries that see it, with the keys as *rows*: it
+computes S^T = K Q^T and dP^T = V dO^T. Then P^T and dS^T come out of the tensor core in just the lanes from which
+dV += P^T dO and dK += dS^T Q take them, and both sums stay in registers.
+
+**Changed from backward**: the instructions, and the copies that run ahead, are those of step 5 (``tensor_ops``). What
+`backward` calls deterministic is here, too, a second kernel with queries as rows and the loop over keys: S and dP are
+computed twice, seven products and not five, but nothing is added in an order that the hardware chooses, and nothing of
+size N x N or N x N / Bc is stored. Without it dS goes through shared memory into a fifth product, all warps share dS K,
+and add it to fp32 sums. Data moves as follows, at d = 128 with 128 keys and 64 queries a tile on 8 warps:
+
+    global -> shared   K_j and V_j, 64 KiB, once; Q_i and dO_i, 32 KiB, a tile ahead     cp.async, 16 bytes a thread
+    shared -> registers  a warp's rows of K_j and V_j, 8 KiB, all of Q_i and dO_i twice, 64 KiB     ldmatrix
+    registers          S, dP - D (128 mma), P and dS rounded, dV += P dO, dK += dS Q (128 mma)
+    registers -> shared -> registers   dS, 16 KiB; a warp's 32 queries of it, 8 KiB, by 32 columns of K, 8 KiB
+    registers -> L2    32 x 32 of dS K a warp (64 mma)                                    red, 128 bytes a warp
+
+Shared memory is what is short: 704 KiB are read a tile pair and 48 KiB written, 6000 cycles at 128 bytes each, while
+320 mma a warp take some 4200 at the rate that mma.sync reaches on an H100. A lane has 128 registers of dK and dV and 64
+of S and dP, so that a warp cannot have more than 16 keys; at d up to 64 it keeps its rows of K and V in registers.
+Above d = 128 one launch adds up dV and another dK, at 128 without the fifth product tiles of 32 queries leave registers
+enough. A GPU with less shared memory gets smaller tiles of queries, too.
+
+A first kernel computes D = rowsum(dO O) - dlse, puts lse into log2 units and clears the sums; a last one rounds the
+sums. These lie as the lanes hold them, so that a warp adds to neighbours. A row that sees no key has lse = -inf and
+weights of +inf, all of them hidden.
+
+**Traffic**: K, V, dK and dV once, Q and dO once a live tile of 128 keys; with atomics Br x d fp32 additions a live tile
+and the sums once written, once read; without, Q, dO and dQ once more, and K and V once a live tile of queries.
+
+**Numerics**: products of 16-bit numbers are exact and summed in fp32; P and dS = P (dP - D) are rounded to 16 bits for
+the products that follow, dS from the P that is not rounded. The sum dP begins at -D. scale is applied once, to finished
+sums. A hidden key or query of a tile has weight 0, so a NaN there reaches what the tile adds to; keys that no query
+sees are not touched. Without atomics the bits are the same every run, with them only those of dK and dV.
+
+**Source**: Dao, "FlashAttention-2" (2023), section 3.1.2 and Algorithm 2; the instructions as in ``ptx``.
+"""
+
+from functools import cache
+
+import numpy as np
+from numba import cuda
+from numba.cuda.types import float32, int32, uint16, uint32
+
+from flash_cuda.backward_tensor_rows import ROWS_THREADS, make_round_kernel, make_rows_kernel
+from flash_cuda.backward_tensor_shapes import KEYS, KEYS_ALONE, QUERIES, SHARED_LIMIT, fitting, usable
+from flash_cuda.launch import prepare, storage
+from flash_cuda.ptx import cp_async_commit, cp_async_wait
+from flash_cuda.step5_tensor_core import L2_BYTES, aligned
+from flash_cuda.tensor_gradient_ops import tensor_gradient_ops
+from flash_cuda.tensor_ops import tensor_ops
+from refimpl.tiling import Tile, cdiv
+
+
+@cache
+def make_keys_kernel(shape, D, dtype, fill, of_k=True, of_v=True, adding=False, vector=False):
+    """The kernel for dK, dV or both; grid (B * Hk * Tc).
+
+    Parameters
+    ----------
+    shape : Shape
+    D : int
+        Head room, a multiple of 16.
+    dtype : "fp16" or "bf16"
+    fill : "whole", "padded" or "single"
+        As `tensor_ops.tensor_ops`.
+    of_k, of_v : bool
+        What is wanted; the other output is not written.
+    adding : bool
+        Also add dS K to the sums of dQ.
+    vector : bool
+        As `tensor_gradient_ops.tensor_gradient_ops`.
+    """
+    Bc, Br, band, hold, fresh, blocks = shape
+    warps, M = Bc // band, band // 16
+    tile = tensor_ops(Bc, Br, D, warps, dtype, fill, hold, fresh)
+    grad = tensor_gradient_ops(Bc, Br, D, warps, dtype, hold, fresh, vector)
+    # Where V_j, the first Q_i, the first dO_i and dS are, and from one Q_i or dO_i to the next.
+    V_AT, Q_AT, G_AT, W_AT, STAGE = Bc * D, 2 * Bc * D, 2 * Bc * D + 2 * Br * D, 2 * Bc * D + 4 * Br * D, Br * D
+    a_size, s_size, p_size = M * D // 4, M * Br // 2, M * Br // 4
+    v_size, k_size = M * D // 2 if of_v else 1, M * D // 2 if of_k else 1
+    stats_size, kept_size = 2 * Br, -(-2 * Br // (32 * warps))
+
+    def backward_keys(Q, K, V, dO, stats, sums, dK, dV, scale, scale_log2, diag, together):
+        tiles = cuda.shared.array(0, uint16, alignment=128)  # K_j, V_j, two Q_i, two dO_i, dS
+        stats_s = cuda.shared.array((2, stats_size), float32)  # lse_i and D_i, of two tiles
+        k = cuda.local.array(a_size, uint32)
+        v = cuda.local.array(a_size, uint32)
+        s = cuda.local.array(s_size, float32)
+        dp = cuda.local.array(s_size, float32)
+        p = cuda.local.array(p_size, uint32)
+        kept = cuda.local.array(kept_size, float32)
+        dK_acc = cuda.local.array(k_size, float32)
+        dV_acc = cuda.local.array(v_size, float32)
+
+        Hq, Nq = int32(Q.shape[1]), int32(Q.shape[2])
+        Hk, Nk = int32(K.shape[1]), int32(K.shape[2])
+        Tr = int32(uint32(Nq + Br - 1) // uint32(Br))
+        Tc = int32(uint32(Nk + Bc - 1) // uint32(Bc))
+        # Blocks start in this order: ``together`` heads side by side, of them the first key tiles first, since under a
+        # causal mask those are the longest.
+        group = int32(uint32(cuda.blockIdx.x) // uint32(together * Tc))
+        heads = int32(min(together, int32(K.shape[0]) * Hk - group * together))
+        at = int32(cuda.blockIdx.x - group * together * Tc)
+        j = int32(uint32(at) // uint32(heads))
+        head = int32(group * together + at - j * heads)
+        b = int32(uint32(head) // uint32(Hk))
+        h_k = int32(head - b * Hk)
+        members = int32(uint32(Hq) // uint32(Hk))
+
+        # Key j is seen by row i iff j <= i + diag: no row sees keys from ``end`` on.
+        col0, end = int32(j * Bc), int32(min(Nk, Nq + diag))
+        i_first = int32(max(col0 - diag, 0) // Br)
+        live = int32((Tr - i_first) * members) if col0 < end else int32(0)
+        h, i = int32(h_k * members), i_first
+
+        # load: K_j and V_j, Bc x d and Bc x dv elements, once; the first Q_i and dO_i
+        if live > 0:
+            tile.load_queries(tiles, 0, K[b, h_k], col0, end)
+            tile.load_queries(tiles, V_AT, V[b, h_k], col0, end)
+            tile.load(tiles, Q_AT, Q[b, h], int32(i * Br), Nq)
+            tile.load(tiles, G_AT, dO[b, h], int32(i * Br), Nq)
+            grad.load_stats(stats[b, h], int32(i * Br), Nq, kept)
+            grad.share_stats(kept, stats_s, 0)
+        cp_async_commit()
+        if of_k:
+            grad.zero(dK_acc)
+        if of_v:
+            grad.zero(dV_acc)
+
+        for n in range(live):
+            cp_async_wait()
+            cuda.syncthreads()  # Q_i, dO_i, lse_i, D_i are there; those before and their dS are done with
+            stage = int32(n & 1)
+            at = int32(stage * STAGE)
+            row0, i_next, h_next = int32(i * Br), int32(i + 1), h
+            if i_next == Tr:
+                i_next, h_next = i_first, int32(h + 1)
+            # load: the next Q_i and dO_i, Br x d and Br x dv elements, 2 Br numbers, while these are worked on
+            if int32(n + 1) < live:
+                tile.load(tiles, int32(Q_AT + STAGE - at), Q[b, h_next], int32(i_next * Br), Nq)
+                tile.load(tiles, int32(G_AT + STAGE - at), dO[b, h_next], int32(i_next * Br), Nq)
+                grad.load_stats(stats[b, h_next], int32(i_next * Br), Nq, kept)
+            cp_async_commit()
+            k_at, v_at = grad.at_rows(tiles, 0), grad.at_rows(tiles, V_AT)
+            if hold and n == 0:
+                tile.hold_queries(k, tiles, k_at)
+                if of_k:
+                    tile.hold_queries(v, tiles, v_at)
+
+            # scores, and the weights they had
+            grad.clear(s)
+            grad.multiply(k, tiles, k_at, grad.at_columns(tiles, int32(Q_AT + at)), s)
+            grad.weigh(s, scale_log2, stats_s, stage)
+            if int32(col0 + Bc) > int32(min(row0 + 1 + diag, Nk)):  # an edge tile: the first row does not see all of it
+                grad.hide(s, col0, row0, Nk, diag)
+
+            # gradient of the scores
+            if of_k:
+                grad.begin(dp, stats_s, stage)
+                grad.multiply(v, tiles, v_at, grad.at_columns(tiles, int32(G_AT + at)), dp)
+
+            # accumulate
+            if of_v:
+                grad.rounded(s, p)
+                tile.accumulate(p, tiles, grad.at_sums(tiles, int32(G_AT + at)), dV_acc)
+            if of_k:
+                grad.gradient(s, dp, p)
+                if adding:
+                    grad.share_gradient(p, tiles, W_AT)
+                tile.accumulate(p, tiles, grad.at_sums(tiles, int32(Q_AT + at)), dK_acc)
+            if adding:
+                cuda.syncthreads()  # dS is whole
+                grad.add_queries(tiles, W_AT, 0, sums[b, h, i])  # add: Br x D elements of dQ
+            if int32(n + 1) < live:
+                grad.share_stats(kept, stats_s, int32(1 - stage))
+            i, h = i_next, h_next
+
+        # write: dK_j and dV_j, Bc x d and Bc x dv elements, once
+        if of_v:
+            cuda.syncthreads()  # K_j has been read: dV_j may take its place
+            grad.stage(dV_acc, float32(1.0), tiles)
+            cuda.syncthreads()  # dV_j is whole
+            tile.write(tiles, dV[b, h_k], col0)
+        if of_k:
+            cuda.syncthreads()  # K_j, or dV_j, has been read: dK_j may take its place
+            grad.stage(dK_acc, scale, tiles)
+            cuda.syncthreads()  # dK_j is whole
+            tile.write(tiles, dK[b, h_k], col0)
+
+    backward_keys.jit_options = {"launch_bounds": (shape.threads, blocks) if blocks else shape.threads}
+    return backward_keys
+
+
+@cache
+def make_queries_kernel(shape, D, dtype, fill):
+    """The kernel for dQ alone, without atomics; grid (B * Hq * Tr). Parameters as `make_keys_kernel`."""
+    Br, Bc, band, hold, fresh, blocks = shape
+    fresh = fresh or fill == "single"  # element by element there are no registers to keep it
+    warps, M = Br // band, band // 16
+    tile = tensor_ops(Br, Bc, D, warps, dtype, fill, hold, fresh)
+    grad = tensor_gradient_ops(Br, Bc, D, warps, dtype, hold, fresh)
+    G_AT, K_AT, V_AT, STAGE = Br * D, 2 * Br * D, 2 * Br * D + 2 * Bc * D, Bc * D
+    a_size, s_size, p_size, q_size, rows = M * D // 4, M * Bc // 2, M * Bc // 4, M * D // 2, 2 * M
+
+    def backward_queries(Q, K, V, dO, stats, dQ, scale, scale_log2, diag, together):
+        tiles = cuda.shared.array(0, uint16, alignment=128)  # Q_i, dO_i, two K_j, two V_j
+        q = cuda.local.array(a_size, uint32)
+        g = cuda.local.array(a_size, uint32)
+        s = cuda.local.array(s_size, float32)
+        dp = cuda.local.array(s_size, float32)
+        p = cuda.local.array(p_size, uint32)
+        lse_r = cuda.local.array(rows, float32)
+        D_r = cuda.local.array(rows, float32)
+        dQ_acc = cuda.local.array(q_size, float32)
+
+        Hq, Nq = int32(Q.shape[1]), int32(Q.shape[2])
+        Hk, Nk = int32(K.shape[1]), int32(K.shape[2])
+        Tr = int32(uint32(Nq + Br - 1) // uint32(Br))
+        # Blocks start as in step 5: ``together`` heads side by side, of them the last query tiles first.
+        group = int32(uint32(cuda.blockIdx.x) // uint32(together * Tr))
+        heads = int32(min(together, int32(Q.shape[0]) * Hq - group * together))
+        at = int32(cuda.blockIdx.x - group * together * Tr)
+        turn = int32(uint32(at) // uint32(heads))
+        head = int32(group * together + at - turn * heads)
+        row0 = int32((Tr - 1 - turn) * Br)
+        b = int32(uint32(head) // uint32(Hq))
+        h = int32(head - b * Hq)
+        h_k = int32(uint32(h) // uint32(uint32(Hq) // uint32(Hk)))
+
+        # Row r sees keys 0 .. r + diag: the tile's last row bounds what is live, its first row what is full.
+        seen_by_last = int32(min(min(row0 + Br, Nq) + diag, Nk))
+        live = int32(uint32(max(seen_by_last, 0) + Bc - 1) // uint32(Bc))
+        seen_by_first = int32(min(row0 + 1 + diag, Nk))
+
+        # load: Q_i and dO_i, Br x d and Br x dv elements, once; K_0 and V_0
+        if live > 0:
+            tile.load_queries(tiles, 0, Q[b, h], row0, Nq)
+            tile.load_queries(tiles, G_AT, dO[b, h], row0, Nq)
+            tile.load(tiles, K_AT, K[b, h_k], 0, seen_by_last)
+            tile.load(tiles, V_AT, V[b, h_k], 0, seen_by_last)
+        cp_async_commit()
+        grad.hold_stats(stats[b, h], row0, Nq, lse_r, D_r)
+        grad.zero(dQ_acc)
+
+        for j in range(live):
+            cp_async_wait()
+            cuda.syncthreads()  # K_j and V_j are whole, and K_j-1 and V_j-1 have been read
+            col0, col1, at = int32(j * Bc), int32(j * Bc + Bc), int32((j & 1) * STAGE)
+            # load: K_j+1 and V_j+1, Bc x d and Bc x dv elements, while this tile is worked on
+            if int32(j + 1) < live:
+                tile.load(tiles, int32(K_AT + STAGE - at), K[b, h_k], col1, seen_by_last)
+                tile.load(tiles, int32(V_AT + STAGE - at), V[b, h_k], col1, seen_by_last)
+            cp_async_commit()
+            q_at, g_at = grad.at_rows(tiles, 0), grad.at_rows(tiles, G_AT)
+            if hold and j == 0:
+                tile.hold_queries(q, tiles, q_at)
+                tile.hold_queries(g, tiles, g_at)
+
+            # scores, and the weights they had
+            grad.clear(s)
+            grad.multiply(q, tiles, q_at, grad.at_columns(tiles, int32(K_AT + at)), s)
+            grad.weigh_rows(s, scale_log2, lse_r)
+            if col1 > seen_by_first:  # an edge tile: the first row does not see all of it
+                grad.hide_rows(s, row0, col0, Nk, diag)
+
+            # gradient of the scores
+            grad.begin_rows(dp, D_r)
+            grad.multiply(g, tiles, g_at, grad.at_columns(tiles, int32(V_AT + at)), dp)
+
+            # accumulate
+            grad.gradient(s, dp, p)
+            tile.accumulate(p, tiles, grad.at_sums(tiles, int32(K_AT + at)), dQ_acc)
+
+        # write: dQ_i, Br x d elements, once
+        cuda.syncthreads()  # Q_i has been read: dQ_i may take its place
+        grad.stage(dQ_acc, scale, tiles)
+        cuda.syncthreads()  # dQ_i is whole
+        tile.write(tiles, dQ[b, h], row0)
+
+    backward_queries.jit_options = {"launch_bounds": (shape.threads, blocks) if blocks else shape.threads}
+    return backward_queries
+
+
+def attention_backward(
+    Q, K, V, O, lse, dO, *, scale=None, causal=False, align="bottom_right", dlse=None, deterministic=True, on=None,
+    keys=None, queries=None,
+):  # fmt: skip
+    """Gradients of attention on the executor ``on``.
+
+    Parameters
+    ----------
+    Q, K, V : as given to the forward pass, fp16 or bf16
+        Rows that do not begin on 16-byte boundaries, or whose columns are not adjacent, are read element by element:
+        right, and slow.
+    O : (B, Hq, Nq, dv), dtype of Q
+        What the forward pass returned.
+    lse : (B, Hq, Nq), float32, natural logarithm
+        Likewise; -inf for a row that sees no key.
+    dO : (B, Hq, Nq, dv), dtype of Q
+    scale, causal, align, on
+        As `flash_cuda.launch.prepare`.
+    dlse : (B, Hq, Nq), float32, optional
+        The gradient that reaches lse; 0 if not given.
+    deterministic : bool
+        The same bits every run; or dQ by atomic additions, with five products a tile instead of seven.
+    keys, queries : Shape, optional
+        In the place of those of `KEYS` and `QUERIES`: everything that was chosen for speed.
+
+    Returns
+    -------
+    dQ, dK, dV : shapes and dtype of Q, K, V
+        K's and V's summed over the query heads that read them. 0 for a row that sees no key, and for a key that no row
+        sees.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `prepare`; fp32 inputs; O, lse, dO or dlse of another shape or type; a shape of no use.
+    """
+    p = prepare(Q, K, V, scale, causal, align, Tile(16, 16), (1, 1), on)
+    dtype = storage("Q", Q)
+    if dtype == "fp32":
+        raise TypeError("Q: expected dtype fp16 or bf16 for tensor cores, got fp32; backward takes it")
+    rows = p.B, p.Hq, p.Nq
+    output = *rows, p.dv
+    for name, x, shape in (("O", O, output), ("dO", dO, output), ("lse", lse, rows), ("dlse", dlse, rows)):
+        if x is None and name == "dlse":
+            continue
+        if tuple(x.shape) != shape:
+            raise ValueError(f"{name}: expected shape {shape}, got {tuple(x.shape)}")
+        if name in ("O", "dO") and storage(name, x) != dtype:
+            raise TypeError(f"{name}: expected dtype {dtype}, got {storage(name, x)}")
+        if name not in ("O", "dO") and x.dtype != np.float32:
+            raise TypeError(f"{name}: expected dtype fp32, got {x.dtype}")
+    D = next(room for room in KEYS if max(p.d, p.dv) <= room)
+    dlse = np.broadcast_to(np.zeros((), np.float32), rows) if dlse is None else dlse
+    d_O, d_dO, d_lse, d_dlse = (p.on.input(n, x) for n, x in (("O", O), ("dO", dO), ("lse", lse), ("dlse", dlse)))
+    dQ, dK, dV = (p.on.empty(n, x.shape, x.dtype) for n, x in (("dQ", Q), ("dK", K), ("dV", V)))
+    fill = "single"
+    if p.d % 8 == 0 and p.dv % 8 == 0 and all(map(aligned, (p.Q, p.K, p.V, d_dO))):
+        fill = "whole" if p.d == p.dv == D else "padded"
+    limit = getattr(p.on, "shared_limit", SHARED_LIMIT)
+    table = KEYS_ALONE if deterministic else KEYS
+    keys = usable("keys", keys or fitting(table[D], D, True, limit))
+    queries = usable("queries", queries or fitting(QUERIES[D], D, False, limit))
+    vector = getattr(p.on, "capability", (8, 0)) >= (9, 0)
+
+    C, Tr = keys.columns, cdiv(p.Nq, keys.columns)
+    stats = p.empty("stats", p.B, p.Hq, 2, p.Nq)
+    sums = p.empty("dQ_sum", p.B, p.Hq, Tr, 0 if deterministic else C * D)
+    whole = p.dv % 8 == 0 and aligned(d_O) and aligned(d_dO)
+    _launch(p, make_rows_kernel(C, dtype, whole), p.B * p.Hq * Tr, ROWS_THREADS, d_O, d_dO, d_lse, d_dlse, stats, sums)
+
+    inputs, scales = (p.Q, p.K, p.V, d_dO, stats), (p.scale, p.scale_log2, p.diag)
+    blocks, shared = p.B * p.Hk * cdiv(p.Nk, keys.rows), keys.shared_bytes(D, True)
+    together = _together(p.B * p.Hk, 2 * p.Nq * (p.d + p.dv) * p.Hq // p.Hk, causal)
+    apart = D > 128 or (D == 128 and fill == "single")  # a lane has no registers for the sums of both
+    for of_k, of_v in ((True, False), (False, True)) if apart else ((True, True),):
+        kernel = make_keys_kernel(keys, D, dtype, fill, of_k, of_v, of_k and not deterministic, vector)
+        _launch(p, kernel, blocks, keys.threads, *inputs, sums, dK, dV, *scales, together, shared=shared)
+    if deterministic:
+        blocks, shared = p.B * p.Hq * cdiv(p.Nq, queries.rows), queries.shared_bytes(D, False)
+        together = _together(p.B * p.Hq, 2 * p.Nk * (p.d + p.dv) * p.Hk // p.Hq, causal)
+        kernel = make_queries_kernel(queries, D, dtype, fill)
+        _launch(p, kernel, blocks, queries.threads, *inputs, dQ, *scales, together, shared=shared)
+    else:
+        _launch(p, make_round_kernel(keys, D, dtype, vector), p.B * p.Hq * Tr, ROWS_THREADS, sums, dQ, p.scale)
+    return tuple(p.on.result(x) for x in (dQ, dK, dV))
+
+
+def _together(heads, head_bytes, causal):
+    """How many heads run side by side: as many as the L2 can hold what their blocks walk over."""
+    return min(max(L2_BYTES // max(head_bytes, 1), 1), heads) if causal else 1
+
+
+def _launch(p, kernel, blocks, threads, *arguments, shared=0):
+    """Launch with as many threads as the kernel has."""
+    p.threads = threads, 1
+    p.launch(kernel, blocks, *arguments, shared=shared)

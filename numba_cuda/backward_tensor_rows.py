@@ -1,0 +1,78 @@
+"""What comes before and after the backward kernels on tensor cores: D and lse of each query, and sums made dQ.
+
+Both kernels pass over memory once, with tiles of C queries, and are bound by it.
+"""
+
+import math
+from functools import cache
+
+from numba import cuda
+from numba.cuda.types import float32, int32, uint32
+
+from flash_cuda.elements import narrow, widen
+from flash_cuda.ptx import dot_bf16, dot_f16, shfl_xor
+from flash_cuda.tensor_gradient_ops import tensor_gradient_ops
+
+ROWS_THREADS = 128
+EACH_ROW = 8  # threads for each row of O and dO
+LOG2E = math.log2(math.e)
+
+
+@cache
+def make_rows_kernel(C, dtype, whole):
+    """The kernel for D and lse of C queries, which clears their sums; grid (B * Hq * Tr), `ROWS_THREADS` threads.
+
+    With ``whole``, O and dO are read by 16 bytes, else element by element.
+    """
+    dot = dot_f16 if dtype == "fp16" else dot_bf16
+
+    def backward_rows(O, dO, lse, dlse, stats, sums):
+        Hq, Nq = int32(O.shape[1]), int32(O.shape[2])
+        Tr = int32(uint32(Nq + C - 1) // uint32(C))
+        i = int32(uint32(cuda.blockIdx.x) % uint32(Tr))
+        head = int32(uint32(cuda.blockIdx.x) // uint32(Tr))
+        b, h = int32(uint32(head) // uint32(Hq)), int32(uint32(head) % uint32(Hq))
+        t = int32(cuda.threadIdx.x)
+
+        for r in range(t // EACH_ROW, C, ROWS_THREADS // EACH_ROW):
+            row = int32(i * C + r)
+            total = float32(0.0)
+            if row < Nq:  # guard: the last query tile is ragged
+                # load: O and dO, dv elements each
+                if whole:
+                    for c in range(8 * (t % EACH_ROW), O.shape[3], 8 * EACH_ROW):
+                        total = dot(O[b, h], dO[b, h], row, int32(c), total)
+                else:
+                    for c in range(t % EACH_ROW, O.shape[3], EACH_ROW):
+                        total += widen(dO[b, h, row, c]) * widen(O[b, h, row, c])
+            total += shfl_xor(total, 1)
+            total += shfl_xor(total, 2)
+            total += shfl_xor(total, 4)
+            if row < Nq and t % EACH_ROW == 0:
+                # write: lse and D, one number each
+                stats[b, h, 0, row] = lse[b, h, row] * float32(LOG2E)
+                stats[b, h, 1, row] = total - dlse[b, h, row]
+        for e in range(t, sums.shape[3], ROWS_THREADS):
+            sums[b, h, i, e] = float32(0.0)  # clear: C x D sums with atomics, none without
+
+    return backward_rows
+
+
+@cache
+def make_round_kernel(shape, D, dtype, vector):
+    """The kernel that rounds the sums of dQ; grid (B * Hq * Tr), `ROWS_THREADS` threads. As `make_keys_kernel`."""
+    C = shape.columns
+    grad = tensor_gradient_ops(shape.rows, C, D, shape.rows // shape.band, dtype, shape.hold, shape.fresh, vector)
+
+    def backward_round(sums, dQ, scale):
+        Hq, Nq = int32(dQ.shape[1]), int32(dQ.shape[2])
+        Tr = int32(uint32(Nq + C - 1) // uint32(C))
+        i = int32(uint32(cuda.blockIdx.x) % uint32(Tr))
+        head = int32(uint32(cuda.blockIdx.x) // uint32(Tr))
+        b, h = int32(uint32(head) // uint32(Hq)), int32(uint32(head) % uint32(Hq))
+        for e in range(cuda.threadIdx.x, C * D, ROWS_THREADS):
+            r, c = int32(uint32(e) // uint32(D)), int32(uint32(e) % uint32(D))
+            if i * C + r < Nq and c < dQ.shape[3]:  # guard: ragged rows, d need not fill D. One element moved.
+                dQ[b, h, i * C + r, c] = narrow(scale * sums[b, h, i, grad.where_added(r, c)], dQ)
+
+    return backward_round

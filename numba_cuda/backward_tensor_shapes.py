@@ -1,0 +1,61 @@
+"""How blocks of the backward kernels on tensor cores work: the choices that only speed depends on."""
+
+from typing import NamedTuple
+
+
+class Shape(NamedTuple):
+    """The tiles of a block and the warps that share them."""
+
+    rows: int  # of the tile that a block keeps: keys, or queries in the kernel for dQ
+    columns: int  # of the tiles that it walks over, a power of two from 16 on
+    band: int = 16  # rows of a warp, 16 or 32
+    hold: bool = False  # fragments of the kept tiles stay in registers
+    fresh: bool = False  # the thread's number is read anew for each tile, to free registers
+    blocks: int | None = None  # that a multiprocessor shall run at once: bounds the registers
+
+    @property
+    def threads(self):
+        """Threads of a block."""
+        return 32 * self.rows // self.band
+
+    def shared_bytes(self, D, keys):
+        """Dynamic shared memory of a block: what it keeps, two of what it walks over, with keys as rows also dS."""
+        return 2 * (D * (2 * self.rows + 4 * self.columns) + (self.rows * self.columns if keys else 0))
+
+
+# Head room D -> shape of the kernels with keys as rows, and of the one with queries as rows.
+KEYS = {
+    16: Shape(64, 64, hold=True), 32: Shape(64, 64, hold=True), 64: Shape(128, 64, hold=True), 96: Shape(128, 64),
+    128: Shape(128, 64), 192: Shape(64, 32), 256: Shape(64, 32),
+}  # fmt: skip
+# Without the fifth product 64 queries at d = 128 need more registers than there are.
+KEYS_ALONE = KEYS | {128: Shape(128, 32)}
+QUERIES = {
+    16: Shape(64, 64, hold=True), 32: Shape(64, 64, hold=True), 64: Shape(128, 64, hold=True), 96: Shape(128, 64),
+    128: Shape(128, 64), 192: Shape(64, 32), 256: Shape(64, 32),
+}  # fmt: skip
+
+# What a block may have on an H100 or H200, where the shapes were chosen; an A100 has 163 KiB, smaller GPUs 99 KiB.
+SHARED_LIMIT = 227 * 1024
+
+
+def fitting(shape, D, keys, limit):
+    """The shape, or the next smaller one for which ``limit`` bytes of shared memory are enough, as long as there is."""
+
+    def fits(shape):
+        return shape.shared_bytes(D, keys) + 16 * shape.columns <= limit  # lse and D of two tiles are there, too
+
+    while not fits(shape) and shape.columns > 16:
+        shape = shape._replace(columns=shape.columns // 2)
+    while not fits(shape) and shape.rows > shape.band:
+        shape = shape._replace(rows=shape.rows // 2)
+    return shape
+
+
+def usable(name, shape):
+    """The shape, or an error that says what it lacks."""
+    rows, columns, band = shape[:3]
+    if band not in (16, 32) or rows % band or columns < 16 or columns & (columns - 1):
+        raise ValueError(f"{name}: expected rows a multiple of a band of 16 or 32, columns a power of two from 16 on, "
+                         f"got {tuple(shape[:3])}")
+    return shape
