@@ -110,7 +110,7 @@ def hunt(name, dtypes=DTYPES, full=False) -> list[Row]:
         trials = []
         for case in cases:
             trials.append(trial.attempt(graft, mutant.through, case, dtype, tile=mutant.tile))
-            if not full and _enough(trials):
+            if not full and _enough(trials, mutant.by_order):
                 break
         changes = None
         if not any(t.kill for t in trials):
@@ -124,10 +124,10 @@ def types_of(mutant, dtypes) -> list[str]:
     return [dtype for dtype in dtypes if dtype in mutant.dtypes]
 
 
-def _enough(trials):
-    """Enough cases killed, and one of them by numbers, as most kernels have no emulator to be watched by."""
+def _enough(trials, by_order):
+    """Enough cases killed, and one of them by numbers where any can, as most kernels have no emulator to watch them."""
     kills = [t for t in trials if t.kill]
-    return len(kills) >= ENOUGH and any(t.numbers for t in kills)
+    return len(kills) >= ENOUGH and (by_order or any(t.numbers for t in kills))
 
 
 def control(keys) -> list:

@@ -3,7 +3,8 @@
 from importlib import import_module
 
 ENTRIES_IN = (
-    "softmax", "tiles", "causal", "heads", "options", "dropout", "backward", "precision", "tensor_core", "reference",
+    "softmax", "tiles", "causal", "heads", "options", "dropout", "backward", "precision", "tensor_core", "hopper",
+    "reference",
 )  # fmt: skip
 
 

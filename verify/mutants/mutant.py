@@ -66,6 +66,9 @@ class Mutant:
         Storage types in which it has to be killed: all, but for a bug that is none in some of them.
     tile : Tile, optional
         Where the bug needs another than the emulated 16 x 16.
+    by_order : bool
+        It breaks an order that the emulator keeps of its own accord, so that no number is wrong there and only its
+        faults are looked for.
     """
 
     name: str
@@ -79,6 +82,7 @@ class Mutant:
     first: tuple = ()
     dtypes: tuple = STORED
     tile: Tile | None = None
+    by_order: bool = False
 
     def __post_init__(self):
         if self.area not in AREAS:

@@ -118,7 +118,7 @@ def sentences(campaign) -> list[str]:
         said.append(
             f"All {ran} runs of the matrix were made." if ran == of else
             f"{ran} of the matrix's {of} runs were made: a mutant's cases end when {ENOUGH} have killed it, one of "
-            "them by numbers; --full runs all."
+            "them by numbers where numbers can; --full runs all."
         )  # fmt: skip
     if campaign.controls:
         ran = Counter("NumPy" if name.startswith("refimpl") else "emulated" for name, _ in campaign.controls)
