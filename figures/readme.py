@@ -63,7 +63,11 @@ def _legend(run: dict | None, points: dict) -> list[str]:
     lines = []
     if run:
         where = f"{run['device']}, {run['made'][:10]}"
-        lines.append(f"Verified: cases passed of cases run on {where}, and the worst error over its bound.")
+        lines.append(
+            f"Verified: cases passed of cases run on {where}, and the worst error over its bound."
+            + (" Cases or bounds were changed since: the counts are of the older ones."
+               if document.judged_otherwise(run) else "")
+        )  # fmt: skip
     else:
         lines.append(
             "Verified: no GPU run has been recorded yet; `make verify` shows what the emulator says."

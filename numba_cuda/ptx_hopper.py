@@ -223,8 +223,6 @@ tma_load = plain(
     "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1, {$3, $4, $5, $6}], [$2];",
     types.uint32, types.uint64, types.uint32, types.int32, types.int32, types.int32, types.int32,
 )  # fmt: skip
-# (tensor map): fetch the map itself, ahead of its first use
-tma_prefetch = plain("prefetch.tensormap [$0];", types.uint64)
 # (name, threads): a barrier among as many threads as are named; sync waits, arrive does not
 barrier_sync = plain("bar.sync $0, $1;", types.uint32, types.uint32)
 barrier_arrive = plain("bar.arrive $0, $1;", types.uint32, types.uint32)

@@ -249,10 +249,6 @@ def tma_load(machine, to, tensor_map, barrier, column, row, head, batch):
     memory.begin_copy(to, box, memory.barrier(barrier), _mine(machine).clock)
 
 
-def tma_prefetch(machine, tensor_map):
-    """Nothing to see."""
-
-
 def barrier_sync(machine, name, threads):
     state = machine.thread.block.bytes.named(name)
     phase = state[1]

@@ -31,12 +31,20 @@ key still brings in one. What a box has beyond an end of its tensor costs nothin
 **Numerics**: fp16 or bf16 operands, fp32 sums; P is rounded to the storage type, l sums it unrounded, and O_acc is
 divided once at the end.
 
-**Speed**: what helped, in TFLOP/s on an H200 (fp16, 16 heads, 16 x 1024 tokens; each row to the next, a run each):
-a product's addresses in uniform registers, which needs a schedule by arithmetic alone, 509 to 606 (d = 128, N = 4096)
-and 375 to 454 (d = 64); even shares of causal tiles, 525 to 619 (d = 128, N = 16384); O_acc rescaled and written under
-the next S, 591 to 639 (d = 128, N = 4096); K and V with stages of their own, so that Q has two, 539 to 557 (d = 128,
-N = 1024); turns, 381 to 392 (d = 64, N = 1024), none at d = 128. What did not: letting a warpgroup skip key tiles that
-only later rows see, and a table for the schedule (both cost the uniform registers); 176 keys a tile.
+**Speed**: what was tried on an H200 (fp16, 16 heads, 16K tokens), as shares of cuDNN's rate beside it in the same run;
+8 to 12 runs a number, so a percent is noise. Two versions of the kernel in one run:
+
+    O_acc rescaled and written under the next S, or before it   d = 128, N = 4096: 0.97, 0.90
+    K and V with stages of their own and two of Q, or 3, 3, 1   d = 128, N = 1024: 0.96, 0.93
+    three stages of K and V, or two                             d = 64, N = 1024: 0.91, 0.86
+    the warpgroups take turns, or not                           d = 64, N = 1024: 0.96, 0.93; d = 128: no difference
+    176 keys a tile, or 128 and a stage more                    d = 128, N = 1024: 0.85, 0.92; 16384: 1.02, 0.99
+
+Between runs, so that other changes are in it. At d = 64, N = 4096: a product's addresses in uniform registers, shorter
+chains in the softmax and a clock that leaves the launch out, 0.83 to 0.96, 1.00 with a third stage; a table for the
+schedule, and the late factor, 0.94; skipping key tiles that only later rows see, and the early factor again, 0.85. Both
+took the addresses out of the uniform registers. Without them, the late factor and turns: 1.05. Even shares of causal
+tiles, with the late factor: 0.87 to 1.09 (d = 128, N = 16384).
 
 **Source**: Shah et al., "FlashAttention-3" (2024), sections 3.1 and 3.2 (algorithms 1 and 2).
 """

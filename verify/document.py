@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from verify import executors, tolerance
-from verify.fingerprint import fingerprint
+from verify.fingerprint import fingerprint, judging
 from verify.result import Result
 
 SCHEMA = 1
@@ -31,12 +31,14 @@ def build(results, executor) -> dict:
     -------
     dict
         schema, kind ("verify"), made (UTC), executor, device, driver, python, packages, commit, factor, fingerprints
-        of the kernels that ran, counts by verdict, and results as `Result.to_dict` gives them.
+        of cases and bounds (judged_by) and of the kernels that ran, counts by verdict, and results as `Result.to_dict`
+        gives them.
     """
     ran = dict.fromkeys(r.kernel for r in results if r.executor != "numpy" and r.verdict != "skip")
     return {
         **head("verify", executor),
         "factor": tolerance.FACTOR,
+        "judged_by": judging(),
         "fingerprints": {kernel: _fingerprint(kernel) for kernel in ran},
         "counts": counts(results),
         "results": [result.to_dict() for result in results],
@@ -81,6 +83,11 @@ def stale(document) -> set[str]:
     if document is None:
         return set()
     return {kernel for kernel, name in document.get("fingerprints", {}).items() if _fingerprint(kernel) != name}
+
+
+def judged_otherwise(document) -> bool:
+    """Whether cases or bounds have changed since a recorded run, so that its counts and ratios are of older ones."""
+    return document.get("judged_by") != judging()
 
 
 def _fingerprint(kernel):

@@ -14,6 +14,10 @@ from importlib import import_module
 LADDER = ("step0_standard", "step1_fused", "step2_flash_v1", "step3_flash_v2", "step4_causal")
 PARTS = ("flash_cuda.tile_ops", "flash_cuda.elements")  # of the ladder; written out, so that its records stay valid
 TOGETHER = {"general": ("backward",)}  # judged as one kernel, so named as one
+JUDGING = tuple(f"verify.{stem}" for stem in (
+    "case", "cases", "dropout", "errors", "gradient_tolerance", "judge", "layouts", "option_cases", "option_recipes",
+    "plain", "plain_options", "recipes", "tolerance",
+))  # fmt: skip  # inputs and bounds: what a verdict is, whichever kernel it is on
 PACKAGES = "flash_cuda", "refimpl"  # a kernel inlines the functions of rules too
 LIBRARIES = {f"flash_cuda.{stem}" for stem in ("ptx", "ptx_asm", "ptx_hopper")}  # of instructions: those used count
 HOST = {f"flash_cuda.{stem}" for stem in ("launch", "gpu", "emulator", "memory", "assembler")} | {
@@ -38,6 +42,15 @@ def fingerprint(kernel):
             digest.update(code_alone(_source(module)).encode())
     for definition in definitions_used([module for module in modules if module not in LIBRARIES]):
         digest.update(_text(definition).encode())
+    return digest.hexdigest()[:12]
+
+
+@cache
+def judging():
+    """Twelve hexadecimal digits for the default cases and what they are judged by."""
+    digest = hashlib.sha256()
+    for module in (*JUDGING, "refimpl.oracle"):
+        digest.update(code_alone(_source(module)).encode())
     return digest.hexdigest()[:12]
 
 

@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from verify import summary
-from verify.document import stale
+from verify.document import judged_otherwise, stale
 
 _STYLE = {"pass": "green", "fail": "bold red", "error": "bold red", "skip": "yellow"}
 HEAD = ("kernel", "dtype", "passed", "failed", "skipped", "error / bound", "worst at")
@@ -20,8 +20,8 @@ def cells(line) -> tuple[str, ...]:
 
 
 def record_head(document) -> str:
-    """Which record the last column shows."""
-    return f"{document['device']}, {document['made'][:10]}"
+    """Which record the last column shows, and whether it is of other cases or bounds than today's."""
+    return f"{document['device']}, {document['made'][:10]}" + (", older cases" if judged_otherwise(document) else "")
 
 
 def terminal(results, record=None, console=None, most=12):
@@ -85,6 +85,8 @@ def _about(record):
     """What the column of recorded results means."""
     old = sorted(stale(record))
     said = f"The last column is recorded: full size on {record_head(record)}; passed, worst error / bound."
+    if judged_otherwise(record):
+        said += " Cases or bounds were changed since."
     return said + (f" Changed since: {', '.join(old)}." if old else "")
 
 

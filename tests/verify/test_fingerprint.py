@@ -44,24 +44,26 @@ def test_a_changed_part_changes_it_and_a_comment_does_not(part, fresh, monkeypat
     assert fingerprint.fingerprint("backward") != before
 
 
-@pytest.mark.parametrize(
-    "library, used, unused",
-    [("ptx", "mma", "nothing_of_step5"), ("ptx_asm", "asm", "nothing_of_step5"), ("ptx_hopper", "x", "ex2")],
-)
-def test_of_a_library_of_instructions_those_used_count(library, used, unused, fresh, monkeypatch):
-    """An instruction more changes no kernel; one that step 5 runs, directly or not, changes step 5."""
-    before, source = fingerprint.fingerprint("step5_tensor_core"), fingerprint._source
-    name = next((n for n in fingerprint._definitions(ast.parse(source(f"flash_cuda.{library}"))) if used in n), None)
-
-    def with_text(added):
-        changed = f"flash_cuda.{library}"
-        monkeypatch.setattr(fingerprint, "_source", lambda name: source(name) + (added if name == changed else ""))
+def with_text(monkeypatch, module, added):
+    """The fingerprint of step 5 with a line more in a module."""
+    source = fingerprint._source
+    with monkeypatch.context() as patch:
+        patch.setattr(fingerprint, "_source", lambda name: source(name) + (added if name == module else ""))
         fingerprint.fingerprint.cache_clear()
         return fingerprint.fingerprint("step5_tensor_core")
 
-    assert with_text(f"\n{unused} = 1\n") == before
-    if library != "ptx_hopper":
-        assert with_text(f"\n{name} = 1\n") != before
+
+@pytest.mark.parametrize("library, used", [("ptx", "mma_f16"), ("ptx_asm", "asm")])
+def test_of_a_library_of_instructions_those_used_count(library, used, fresh, monkeypatch):
+    """An instruction more changes no kernel; one that step 5 runs, directly or not, changes step 5."""
+    before, module = fingerprint.fingerprint("step5_tensor_core"), f"flash_cuda.{library}"
+    assert with_text(monkeypatch, module, "\nnothing_of_step5 = 1\n") == before
+    assert with_text(monkeypatch, module, f"\n{used} = 1\n") != before
+
+
+def test_instructions_of_another_kernel_do_not_count(fresh, monkeypatch):
+    before = fingerprint.fingerprint("step5_tensor_core")
+    assert with_text(monkeypatch, "flash_cuda.ptx_hopper", "\nex2 = 1\n") == before
 
 
 def test_instructions_reached_through_a_module_are_found():
@@ -69,3 +71,23 @@ def test_instructions_reached_through_a_module_are_found():
     used = {node.name for node in fingerprint.definitions_used(["flash_cuda.step6_flash_v3", "flash_cuda.hopper_ops"])
             if hasattr(node, "name")}  # fmt: skip
     assert {"wgmma_shared", "wgmma_wait", "assembly", "quotient", "ex2"} <= used
+
+
+def test_what_judges_is_all_of_what_is_imported_to_judge():
+    """Every module of verify that cases, truth and bounds are made with counts, but for names and forms."""
+    neither = {"verify.dtypes", "verify.result"}
+    found, todo = set(), ["verify.judge", "verify.cases"]
+    while todo:
+        module = todo.pop()
+        found.add(module)
+        for node in ast.walk(ast.parse(fingerprint._source(module))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "verify":
+                names = [node.module] if node.module != "verify" else [f"verify.{alias.name}" for alias in node.names]
+                todo += [name for name in names if name not in found]
+    assert found - neither == set(fingerprint.JUDGING)
+
+
+def test_a_changed_bound_changes_what_judges(monkeypatch):
+    before, source = fingerprint.judging(), fingerprint._source
+    monkeypatch.setattr(fingerprint, "_source", lambda name: source(name) + "\nx = 1\n" * (name == "verify.plain"))
+    assert fingerprint.judging.__wrapped__() != before

@@ -89,6 +89,14 @@ def test_a_record_is_shown_beside_and_a_changed_kernel_as_stale(results):
     assert summary.recorded(changed)["step3_flash_v2", "fp32"].count("stale") == 0
 
 
+def test_a_record_of_other_cases_or_bounds_says_so(results):
+    """A record made before a case or a bound was changed, or before that was recorded, is told from today's."""
+    assert "older cases" not in terminal(results, recorded(results))
+    for then in ("of another day", None):
+        said = terminal(results, recorded(results, judged_by=then))
+        assert "older cases" in said and "Cases or bounds were changed since." in said
+
+
 def test_the_newest_gpu_record_of_its_kind_is_found(tmp_path, results):
     assert document.newest_gpu(tmp_path) is None
     for name, data in {
