@@ -1,4 +1,4 @@
-"""The offline executor: a launch becomes the linked cubin that a GPU would load, and a report of what is in it.
+"""The offline executor: a launch becomes the linked cubin that a GPU loads, and a report of what is in it.
 
 Needs NVVM and nvJitLink (the ``dev`` extra), but neither a GPU nor a driver. ``launch`` compiles the body it is
 given for the argument types it is given and runs nothing; the steps' own ``attention`` functions drive it.
@@ -13,8 +13,10 @@ from types import SimpleNamespace
 import numpy as np
 from numba.cuda import compiler, types
 from numba.cuda.cudadrv import nvvm
+from numba.cuda.cudadrv.driver import _have_nvjitlink
 from numba.cuda.np.numpy_support import from_dtype
 
+from flash_cuda.cubin_cache import Cubin
 from flash_cuda.elements import STORAGE
 
 
@@ -60,9 +62,14 @@ def numba_type(value):
     """The Numba type that a launch gives an argument: arrays with any strides, int32, float32, tuples of these."""
     if isinstance(value, tuple):
         return types.BaseTuple.from_types([numba_type(part) for part in value])
-    if hasattr(value, "dtype") and hasattr(value, "ndim") and not np.isscalar(value):
+    if is_array(value):
         return types.Array(from_dtype(device_dtype(value.dtype)), value.ndim, "A")
     return types.float32 if isinstance(value, (float, np.floating)) else types.int32
+
+
+def is_array(value):
+    """Whether an argument is an array to a kernel, rather than a number."""
+    return hasattr(value, "dtype") and hasattr(value, "ndim") and not isinstance(value, np.generic)
 
 
 def device_dtype(dtype):
@@ -109,19 +116,34 @@ class Assembler:
 def assemble(body, signature, ccs):
     """{architecture: (the cubin that a launch would load, the PTX it was made from after linking)}.
 
-    Takes numba-cuda's own steps (dispatcher._Kernel, 0.30), which have no public face for use without a device.
     Typing and lowering do not depend on the architecture and are done once.
     """
     first = next(iter(ccs.values()))
     with _pretend_device(first):
-        compiled = compiler.compile_cuda(
-            body, types.void, signature, nvvm_options={"fastmath": False, "opt": 3}, cc=first[:2], lto=True)
+        library = _library(body, signature, first)
+    return {arch: (bytes(library.get_cubin(cc=cc).code), library.get_lto_ptx(cc=cc)) for arch, cc in ccs.items()}
+
+
+def compile_cubin(body, signature, cc):
+    """The `Cubin` of a kernel for the current device, whose compute capability is given, as (9, 0, "a")."""
+    library = _library(body, signature, cc, _have_nvjitlink())
+    return Cubin(bytes(library.get_cubin(cc=cc).code), library._entry_name)
+
+
+def _library(body, signature, cc, lto=True):
+    """A kernel typed and lowered, in Numba's own container, which translates and links it when asked.
+
+    Takes numba-cuda's own steps (dispatcher._Kernel, 0.30), which have no public face for use without a device; all but
+    the PTX before linking, which nothing here needs.
+    """
+    compiled = compiler.compile_cuda(
+        body, types.void, signature, nvvm_options={"fastmath": False, "opt": 3}, cc=cc[:2], lto=lto)
     library = compiled.library
     library._entry_name = compiled.fndesc.llvm_func_name
     kernel = library.get_function(compiled.fndesc.llvm_func_name)
     compiler.kernel_fixup(kernel, False)
     nvvm.set_launch_bounds(kernel, getattr(body, "jit_options", {}).get("launch_bounds"))
-    return {arch: (bytes(library.get_cubin(cc=cc).code), library.get_lto_ptx(cc=cc)) for arch, cc in ccs.items()}
+    return library
 
 
 def resources(cubin):

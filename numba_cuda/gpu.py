@@ -1,10 +1,11 @@
-"""The GPU executor: compiles a body for the types of its arguments and launches it.
+"""The GPU executor: compiles a body for the types of its arguments, or finds its cubin in a cache, and launches it.
 
 Host arrays (NumPy) are uploaded with their strides as they are, so that a transposed or expanded view is really
 read as one, and results come back as NumPy arrays. Device arrays (anything with ``__cuda_array_interface__``)
 stay where they are.
 """
 
+import contextlib
 import ctypes
 from typing import ClassVar
 
@@ -12,10 +13,10 @@ import ml_dtypes
 import numpy as np
 from cuda.bindings import driver as binding
 from numba import cuda
-from numba.cuda.cudadrv.driver import driver
 
-from flash_cuda import tensor_map
-from flash_cuda.assembler import device_dtype, numba_type
+from flash_cuda import cubin_cache, cubin_key, tensor_map
+from flash_cuda.assembler import compile_cubin, device_dtype, is_array, numba_type
+from flash_cuda.launcher import DriverError, Kernel, Launch, call, current_device
 
 GUARD_BYTES = 4096  # on each side of every output; a multiple of any alignment
 
@@ -30,6 +31,15 @@ class Gpu:
     stream : numba.cuda stream, optional
         The stream of all launches and copies; the default stream if not given.
 
+    Attributes
+    ----------
+    launches : list of Launch
+        Everything launched so far.
+    inputs : dict of str to device arrays
+        Name -> what kernels were given under it; the last of a name.
+    maps : list of (device array, tiles)
+        The descriptors made so far, and what of.
+
     Raises
     ------
     RuntimeError
@@ -38,7 +48,7 @@ class Gpu:
 
     where = "gpu"
 
-    _compiled: ClassVar[dict] = {}  # (body, signature) -> kernel; a body is made once for each tile shape
+    _compiled: ClassVar[dict] = {}  # (body, kinds of arguments, device) -> kernel; a body is made once a tile shape
 
     def __init__(self, guard=False, stream=0):
         if not cuda.is_available():
@@ -47,15 +57,15 @@ class Gpu:
         self.guard, self.stream = guard, stream
         self._host = True
         self._bands = []
-        self._launches = []
+        self.launches, self.inputs, self.maps = [], {}, []
 
     def input(self, name, array):
         host = isinstance(array, np.ndarray)
         if name == "Q":  # results go back to where the queries came from; arrays of rules may be anywhere
             self._host = host
-        if host:
-            return upload(array, self.stream)
-        return as_stored(cuda.as_cuda_array(array))
+        sent = upload(array, self.stream) if host else as_stored(cuda.as_cuda_array(array))
+        self.inputs[name] = sent
+        return sent
 
     def empty(self, name, shape, dtype):
         """A device array of NaN (0xFF bytes, which are NaN in every float type)."""
@@ -88,7 +98,9 @@ class Gpu:
 
     def tensor_maps(self, *tiles):
         """Descriptors by which the copy engine finds boxes of arrays; ``(array, rows of a box[, length])`` each."""
-        return upload(tensor_map.encode(*tiles), self.stream)
+        maps = upload(tensor_map.encode(*tiles), self.stream)
+        self.maps.append((maps, tiles))
+        return maps
 
     def result(self, array):
         if not self._host:
@@ -109,36 +121,54 @@ class Gpu:
         return broken
 
     def launch(self, body, blocks, threads, args, shared=0):
-        configured = kernel_for(body, args, shared)[blocks, threads, self.stream, shared]
-        configured(*args)
-        self._launches.append((configured, args))
+        launch = Launch(kernel_for(body, args, shared), blocks, threads, args, shared, self.stream)
+        launch()
+        self.launches.append(launch)
 
     def replay(self):
         """Launch again everything launched so far, on the same arrays: kernels alone, for timing."""
-        for configured, args in self._launches:
-            configured(*args)
+        for launch in self.launches:
+            launch()
 
 
 def kernel_for(body, args, shared=0):
-    """The compiled kernel for these argument types; arrays of any strides share one.
+    """The loaded kernel for these types of arguments; arrays of any strides share one.
 
     ``body.jit_options``, if there, are passed to the compiler; ``shared`` bytes of dynamic shared memory are allowed.
     """
-    signature = tuple(numba_type(a) for a in args)
-    key = body, signature
-    if key not in Gpu._compiled:
-        kernel = cuda.jit(signature, **getattr(body, "jit_options", {}))(body)
-        if shared:  # what a kernel has besides counts towards the default limit too
-            _allow_shared(kernel, shared)
-        Gpu._compiled[key] = kernel
-    return Gpu._compiled[key]
+    key = body, _kinds(args), current_device()
+    kernel = Gpu._compiled.get(key)
+    if kernel is None:
+        kernel = Gpu._compiled[key] = _kernel(body, tuple(numba_type(a) for a in args), key[-1])
+    if shared:  # what a kernel has besides counts towards the default limit too
+        kernel.allow_shared(shared)
+    return kernel
 
 
-def _allow_shared(kernel, nbytes):
-    """Let a compiled kernel have more dynamic shared memory than any has by default; Numba has no word for it."""
-    (overload,) = kernel.overloads.values()
-    attribute = binding.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    driver.cuKernelSetAttribute(attribute, nbytes, overload._codelibrary.get_cufunc().handle, 0)
+def _kinds(args):
+    """What a kernel's signature depends on, without the cost of Numba's types."""
+    return tuple(
+        _kinds(a) if isinstance(a, tuple) else (a.dtype, a.ndim) if is_array(a) else isinstance(a, (float, np.floating))
+        for a in args
+    )
+
+
+def _kernel(body, signature, device):
+    """The kernel out of the cache, or compiled and put there."""
+    cc = tuple(cuda.get_current_device().compute_capability)
+    cc = (*cc, "a") if cc >= (9, 0) else cc  # everything that this very GPU has, as Numba would
+    name = None
+    if cubin_cache.folder():
+        with contextlib.suppress(cubin_key.NoName):
+            name = cubin_key.name_of(body, signature, cc, call(binding.cuDriverGetVersion))
+    cubin = name and cubin_cache.load(name)
+    if cubin:
+        with contextlib.suppress(DriverError):  # then it is not what it was: compiled anew
+            return Kernel(cubin, device)
+    cubin = compile_cubin(body, signature, cc)
+    if name:
+        cubin_cache.store(name, cubin)
+    return Kernel(cubin, device)
 
 
 def upload(array, stream=0):

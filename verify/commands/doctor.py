@@ -22,7 +22,7 @@ def add_arguments(parser):
 
 def run(args) -> int:
     """Check everything; 1 if something that should work here does not."""
-    checks = [*_installed(), _truth(), _emulator(), _assembler(), _gpu(), _records()]
+    checks = [*_installed(), _truth(), _emulator(), _assembler(), _gpu(), _cache(), _records()]
     if args.json:
         print(json.dumps([dict(zip(("what", "state", "found", "do"), c, strict=True)) for c in checks], indent=1))
     else:
@@ -118,6 +118,17 @@ def _gpu():
         return f"{executors.device_name('gpu')}, compute capability {cc}, driver {document.driver()}: {words}"
 
     return _attempt("GPU", work, "a driver of version 580 or newer for CUDA 13, or pip install -e '.[cu12]'")
+
+
+def _cache():
+    """Where compiled kernels are kept, and how much is there."""
+    from flash_cuda import cubin_cache
+
+    where = cubin_cache.folder()
+    if where is None:
+        return "cubin cache", "missing", "off", "unset FLASHPROOF_CACHE, or every process compiles its kernels anew"
+    sizes = [file.stat().st_size for file in where.glob("*.cubin")]
+    return "cubin cache", "ok", f"{where}: {len(sizes)} kernels, {sum(sizes) / 2**20:.1f} MiB", ""
 
 
 def _records():
