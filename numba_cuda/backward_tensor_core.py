@@ -39,13 +39,12 @@ sees are not touched. Without atomics the bits are the same every run, with them
 
 from functools import cache
 
-import numpy as np
 from numba import cuda
 from numba.cuda.types import float32, int32, uint16, uint32
 
+from flash_cuda.backward_tensor_call import begin, launch, outputs, results
 from flash_cuda.backward_tensor_rows import ROWS_THREADS, make_round_kernel, make_rows_kernel
-from flash_cuda.backward_tensor_shapes import KEYS, KEYS_ALONE, QUERIES, SHARED_LIMIT, fitting, usable
-from flash_cuda.launch import prepare, storage
+from flash_cuda.backward_tensor_shapes import KEYS, KEYS_ALONE, QUERIES, SHARED_LIMIT, fitting, tiled, usable
 from flash_cuda.ptx import cp_async_commit, cp_async_wait
 from flash_cuda.step5_tensor_core import L2_BYTES, aligned
 from flash_cuda.tensor_gradient_ops import tensor_gradient_ops
@@ -284,8 +283,8 @@ def make_queries_kernel(shape, D, dtype, fill):
 
 
 def attention_backward(
-    Q, K, V, O, lse, dO, *, scale=None, causal=False, align="bottom_right", dlse=None, deterministic=True, on=None,
-    keys=None, queries=None,
+    Q, K, V, O, lse, dO, *, scale=None, causal=False, align="bottom_right", dlse=None, deterministic=True, tile=None,
+    threads=None, on=None, keys=None, queries=None,
 ):  # fmt: skip
     """Gradients of attention on the executor ``on``.
 
@@ -305,44 +304,36 @@ def attention_backward(
         The gradient that reaches lse; 0 if not given.
     deterministic : bool
         The same bits every run; or dQ by atomic additions, with five products a tile instead of seven.
+    tile : refimpl.tiling.Tile, optional
+        Br and Bc powers of two from 16 on; by `KEYS`, `KEYS_ALONE` and `QUERIES` if not given.
+    threads
+        Taken as every backward pass does, and of no effect.
     keys, queries : Shape, optional
-        In the place of those of `KEYS` and `QUERIES`: everything that was chosen for speed.
+        In the place of ``tile``: everything that was chosen for speed.
 
     Returns
     -------
     dQ, dK, dV : shapes and dtype of Q, K, V
         K's and V's summed over the query heads that read them. 0 for a row that sees no key, and for a key that no row
         sees.
+    None
+        Where `backward.attention_backward` has the gradient of a bias.
 
     Raises
     ------
     TypeError, ValueError
-        As `prepare`; fp32 inputs; O, lse, dO or dlse of another shape or type; a shape of no use.
+        As `prepare`; fp32 inputs; O, lse, dO or dlse of another shape or type; a tile or shape of no use.
+    RuntimeError
+        As `prepare`; a GPU without these instructions.
     """
-    p = prepare(Q, K, V, scale, causal, align, Tile(16, 16), (1, 1), on)
-    dtype = storage("Q", Q)
-    if dtype == "fp32":
-        raise TypeError("Q: expected dtype fp16 or bf16 for tensor cores, got fp32; backward takes it")
-    rows = p.B, p.Hq, p.Nq
-    output = *rows, p.dv
-    for name, x, shape in (("O", O, output), ("dO", dO, output), ("lse", lse, rows), ("dlse", dlse, rows)):
-        if x is None and name == "dlse":
-            continue
-        if tuple(x.shape) != shape:
-            raise ValueError(f"{name}: expected shape {shape}, got {tuple(x.shape)}")
-        if name in ("O", "dO") and storage(name, x) != dtype:
-            raise TypeError(f"{name}: expected dtype {dtype}, got {storage(name, x)}")
-        if name not in ("O", "dO") and x.dtype != np.float32:
-            raise TypeError(f"{name}: expected dtype fp32, got {x.dtype}")
+    p, dtype, given = begin(Q, K, V, O, lse, dO, dlse, scale, causal, align, on)
     D = next(room for room in KEYS if max(p.d, p.dv) <= room)
-    dlse = np.broadcast_to(np.zeros((), np.float32), rows) if dlse is None else dlse
-    d_O, d_dO, d_lse, d_dlse = (p.on.input(n, x) for n, x in (("O", O), ("dO", dO), ("lse", lse), ("dlse", dlse)))
-    dQ, dK, dV = (p.on.empty(n, x.shape, x.dtype) for n, x in (("dQ", Q), ("dK", K), ("dV", V)))
-    fill = "single"
-    if p.d % 8 == 0 and p.dv % 8 == 0 and all(map(aligned, (p.Q, p.K, p.V, d_dO))):
-        fill = "whole" if p.d == p.dv == D else "padded"
+    dQ, dK, dV = outputs(p, Q, K, V)
+    fill = fill_of(p, D, given.dO)
     limit = getattr(p.on, "shared_limit", SHARED_LIMIT)
     table = KEYS_ALONE if deterministic else KEYS
+    if tile:
+        keys, queries = keys or tiled(table[D], tile.Bc, tile.Br), queries or tiled(QUERIES[D], tile.Br, tile.Bc)
     keys = usable("keys", keys or fitting(table[D], D, True, limit))
     queries = usable("queries", queries or fitting(QUERIES[D], D, False, limit))
     vector = getattr(p.on, "capability", (8, 0)) >= (9, 0)
@@ -350,32 +341,45 @@ def attention_backward(
     C, Tr = keys.columns, cdiv(p.Nq, keys.columns)
     stats = p.empty("stats", p.B, p.Hq, 2, p.Nq)
     sums = p.empty("dQ_sum", p.B, p.Hq, Tr, 0 if deterministic else C * D)
-    whole = p.dv % 8 == 0 and aligned(d_O) and aligned(d_dO)
-    _launch(p, make_rows_kernel(C, dtype, whole), p.B * p.Hq * Tr, ROWS_THREADS, d_O, d_dO, d_lse, d_dlse, stats, sums)
+    whole = p.dv % 8 == 0 and aligned(given.O) and aligned(given.dO)
+    launch(p, make_rows_kernel(C, dtype, whole), p.B * p.Hq * Tr, ROWS_THREADS, *given, stats, sums)
 
-    inputs, scales = (p.Q, p.K, p.V, d_dO, stats), (p.scale, p.scale_log2, p.diag)
+    inputs, scales = (p.Q, p.K, p.V, given.dO, stats), (p.scale, p.scale_log2, p.diag)
     blocks, shared = p.B * p.Hk * cdiv(p.Nk, keys.rows), keys.shared_bytes(D, True)
     together = _together(p.B * p.Hk, 2 * p.Nq * (p.d + p.dv) * p.Hq // p.Hk, causal)
     apart = D > 128 or (D == 128 and fill == "single")  # a lane has no registers for the sums of both
     for of_k, of_v in ((True, False), (False, True)) if apart else ((True, True),):
         kernel = make_keys_kernel(keys, D, dtype, fill, of_k, of_v, of_k and not deterministic, vector)
-        _launch(p, kernel, blocks, keys.threads, *inputs, sums, dK, dV, *scales, together, shared=shared)
+        launch(p, kernel, blocks, keys.threads, *inputs, sums, dK, dV, *scales, together, shared=shared)
     if deterministic:
-        blocks, shared = p.B * p.Hq * cdiv(p.Nq, queries.rows), queries.shared_bytes(D, False)
-        together = _together(p.B * p.Hq, 2 * p.Nk * (p.d + p.dv) * p.Hk // p.Hq, causal)
-        kernel = make_queries_kernel(queries, D, dtype, fill)
-        _launch(p, kernel, blocks, queries.threads, *inputs, dQ, *scales, together, shared=shared)
+        launch_queries(p, queries, D, dtype, fill, given.dO, stats, dQ, causal)
     else:
-        _launch(p, make_round_kernel(keys, D, dtype, vector), p.B * p.Hq * Tr, ROWS_THREADS, sums, dQ, p.scale)
-    return tuple(p.on.result(x) for x in (dQ, dK, dV))
+        launch(p, make_round_kernel(keys, D, dtype, vector), p.B * p.Hq * Tr, ROWS_THREADS, sums, dQ, p.scale)
+    return results(p, dQ, dK, dV)
+
+
+def tile_for(d, causal=False):
+    """The tile for a head dim where d = dv and dQ is added up atomically."""
+    keys = KEYS[next(room for room in KEYS if d <= room)]
+    return Tile(keys.columns, keys.rows)
+
+
+def fill_of(p, D, dO):
+    """How tiles are filled, as `tensor_ops.tensor_ops` says it."""
+    if p.d % 8 == 0 and p.dv % 8 == 0 and all(map(aligned, (p.Q, p.K, p.V, dO))):
+        return "whole" if p.d == p.dv == D else "padded"
+    return "single"
+
+
+def launch_queries(p, queries, D, dtype, fill, dO, stats, dQ, causal):
+    """dQ without atomics: S and dP once more, with queries as rows."""
+    blocks, shared = p.B * p.Hq * cdiv(p.Nq, queries.rows), queries.shared_bytes(D, False)
+    together = _together(p.B * p.Hq, 2 * p.Nk * (p.d + p.dv) * p.Hk // p.Hq, causal)
+    kernel = make_queries_kernel(queries, D, dtype, fill)
+    arguments = p.Q, p.K, p.V, dO, stats, dQ, p.scale, p.scale_log2, p.diag, together
+    launch(p, kernel, blocks, queries.threads, *arguments, shared=shared)
 
 
 def _together(heads, head_bytes, causal):
     """How many heads run side by side: as many as the L2 can hold what their blocks walk over."""
     return min(max(L2_BYTES // max(head_bytes, 1), 1), heads) if causal else 1
-
-
-def _launch(p, kernel, blocks, threads, *arguments, shared=0):
-    """Launch with as many threads as the kernel has."""
-    p.threads = threads, 1
-    p.launch(kernel, blocks, *arguments, shared=shared)

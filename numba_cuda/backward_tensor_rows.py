@@ -16,11 +16,14 @@ from flash_cuda.tensor_gradient_ops import tensor_gradient_ops
 ROWS_THREADS = 128
 EACH_ROW = 8  # threads for each row of O and dO
 LOG2E = math.log2(math.e)
+INF = math.inf
 
 
 @cache
 def make_rows_kernel(C, dtype, whole):
     """The kernel for D and lse of C queries, which clears their sums; grid (B * Hq * Tr), `ROWS_THREADS` threads.
+
+    ``stats`` has room for Nq rows or for whole tiles of them.
 
     With ``whole``, O and dO are read by 16 bytes, else element by element.
     """
@@ -48,10 +51,11 @@ def make_rows_kernel(C, dtype, whole):
             total += shfl_xor(total, 1)
             total += shfl_xor(total, 2)
             total += shfl_xor(total, 4)
-            if row < Nq and t % EACH_ROW == 0:
-                # write: lse and D, one number each
-                stats[b, h, 0, row] = lse[b, h, row] * float32(LOG2E)
-                stats[b, h, 1, row] = total - dlse[b, h, row]
+            if row < stats.shape[3] and t % EACH_ROW == 0:
+                # write: lse and D, one number each; weights of 0 where a row is not or sees no key
+                hidden = row >= Nq or lse[b, h, row] == float32(-INF)
+                stats[b, h, 0, row] = float32(INF) if hidden else lse[b, h, row] * float32(LOG2E)
+                stats[b, h, 1, row] = total - dlse[b, h, row] if row < Nq else float32(0.0)
         for e in range(t, sums.shape[3], ROWS_THREADS):
             sums[b, h, i, e] = float32(0.0)  # clear: C x D sums with atomics, none without
 

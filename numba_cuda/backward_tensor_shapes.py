@@ -25,11 +25,11 @@ class Shape(NamedTuple):
 
 # Head room D -> shape of the kernels with keys as rows, and of the one with queries as rows.
 KEYS = {
-    16: Shape(64, 64, hold=True), 32: Shape(64, 64, hold=True), 64: Shape(128, 64, hold=True), 96: Shape(128, 64),
-    128: Shape(128, 64), 192: Shape(64, 32), 256: Shape(64, 32),
+    16: Shape(64, 64, hold=True), 32: Shape(64, 64, hold=True), 64: Shape(128, 32, 32), 96: Shape(128, 64),
+    128: Shape(64, 64), 192: Shape(64, 32), 256: Shape(64, 32),
 }  # fmt: skip
 # Without the fifth product 64 queries at d = 128 need more registers than there are.
-KEYS_ALONE = KEYS | {128: Shape(128, 32)}
+KEYS_ALONE = KEYS | {64: Shape(128, 64, hold=True), 128: Shape(128, 32)}
 QUERIES = {
     16: Shape(64, 64, hold=True), 32: Shape(64, 64, hold=True), 64: Shape(128, 64, hold=True), 96: Shape(128, 64),
     128: Shape(128, 64), 192: Shape(64, 32), 256: Shape(64, 32),
@@ -50,6 +50,11 @@ def fitting(shape, D, keys, limit):
     while not fits(shape) and shape.rows > shape.band:
         shape = shape._replace(rows=shape.rows // 2)
     return shape
+
+
+def tiled(shape, rows, columns):
+    """The shape with another tile."""
+    return shape._replace(rows=rows, columns=columns, band=16)
 
 
 def usable(name, shape):

@@ -31,14 +31,16 @@ from numba.cuda.extending import _Intrinsic
 from flash_cuda.memory import GlobalArray, KernelFault, SharedArray, UnwatchedGlobal, UnwatchedShared
 from flash_cuda.memory_bits import NAN_BITS, Copies, SharedBits
 from flash_cuda.memory_bytes import SharedBytes, TensorMaps
+from flash_cuda.ptx_hopper_backward_standins import BACKWARD_TABLE
 from flash_cuda.ptx_hopper_standins import HOPPER_TABLE, made
 from flash_cuda.ptx_standins import TABLE
 
 _NUMPY_TYPES = {types.float32: np.float32, types.float16: np.float16} | dict.fromkeys(
     (types.int32, types.int64, types.uint32, types.uint64), int) | {types.uint16: np.uint16}
 # Instruction -> what runs in its place, f(machine, ...); modules of instructions add theirs.
-STAND_INS = TABLE | HOPPER_TABLE
-_INSTRUCTIONS = {__name__, "flash_cuda.ptx_standins", "flash_cuda.ptx_hopper_standins"}  # no lines of a kernel
+STAND_INS = TABLE | HOPPER_TABLE | BACKWARD_TABLE
+# Modules whose lines are no lines of a kernel.
+_INSTRUCTIONS = {__name__} | {f"flash_cuda.ptx_{stem}standins" for stem in ("", "hopper_", "hopper_backward_")}
 _NAN_PAIR = NAN_BITS << 16 | NAN_BITS  # what a register that holds two 16-bit numbers has in it before any write
 
 
@@ -171,6 +173,7 @@ class Emulator:
         self._arrays = []
         self._bodies = {}
         self._woken = []
+        self.unwritten = []  # faults that come out at the next barrier
         self.thread = None
         self.threads = self.blocks = self.shared_bytes = 0
         self.launches = 0
@@ -203,6 +206,7 @@ class Emulator:
             self._bodies[body] = _rebind(body, _Cuda(self), {})
         run = self._bodies[body]
         self.launches += 1
+        self.unwritten.clear()
         self.threads, self.blocks, self.shared_bytes = threads, blocks, shared
         with np.errstate(all="ignore"):  # inf and NaN are data here, as on a GPU
             for index in self._permuted(range(blocks)):
@@ -220,6 +224,8 @@ class Emulator:
                 thread.greenlet.switch(*(args if first else ()))
             first = False
             self._run_waiting(waiting)
+            if self.unwritten:
+                raise self.unwritten[0]
             block.epoch += 1
             _same_barrier(waiting, block)
             if block.bytes:

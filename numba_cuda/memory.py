@@ -64,12 +64,20 @@ class SharedArray:
                        "last barrier")
         value = self._value[at]
         if value is None:
-            raise UninitialisedRead(f"{self._name}[{index}]: thread {me} reads it before any write")
+            value = self._unwritten(index, me)
         if self._read[at] != epoch:
             self._read[at], self._reader[at] = epoch, me
         elif self._reader[at] != me:
             self._reader[at] = _MANY
         return value
+
+    def _unwritten(self, index, me):
+        """NaN for now, and a fault at the next barrier; but if another thread writes the element before it, a race."""
+        fault = UninitialisedRead(f"{self._name}[{index}]: thread {me} reads it before any write")
+        if self._kind is not np.float32:  # there is no NaN to go on with
+            raise fault
+        self._machine.unwritten.append(fault)
+        return self._kind(np.nan)
 
     def __setitem__(self, index, value):
         at, thread = self._at(index), self._machine.thread

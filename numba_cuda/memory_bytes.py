@@ -2,10 +2,11 @@
 
 What a copy is still to bring reads as NaN, and it comes as late as it may: when a thread waits for it. But whether an
 order of events is *enforced* is not left to the order in which threads happen to run. Each thread carries a clock,
-one number for each mbarrier (the phases that it knows to be complete) and one for each warpgroup (its products that it
-knows to have read their operands). An arrival takes the clock along, a wait brings it. So a product may read what
-its threads know to be there, and a copy may overwrite what its thread knows to have been read; anything else is a race,
-even where all came out well this time.
+one number for each mbarrier (the phases that it knows to be complete), one for each warpgroup (its products that it
+knows to have read their operands) and two for each thread (what it knows that one to have loaded and stored itself, and
+which of its stores a fence has handed over to products). An arrival takes the clock along, a wait brings it. So a
+product may read what its threads know to be there, and a copy may overwrite what its thread knows to have been read;
+anything else is a race, even where all came out well this time.
 """
 
 from functools import cached_property
@@ -22,7 +23,11 @@ CHUNK = 16  # bytes, the unit of the swizzle and of all bookkeeping
 MAP_BYTES = 128
 BARRIER_BYTES = 8
 WARPGROUP = 128  # threads
-WARPGROUPS, BARRIERS = 8, 120  # that a clock has room for
+WARPGROUPS, BARRIERS, THREADS = 8, 120, 512  # that a clock has room for
+ACCESSES = WARPGROUPS + BARRIERS  # from here on in a clock: each thread's loads and stores
+FENCED = ACCESSES + THREADS  # and those stores that a fence has handed over
+CLOCK = FENCED + THREADS
+WORD = 4  # bytes, what a thread stores at once
 ROW_BYTES = 2 * SWIZZLE_COLUMNS
 _NEVER = -1
 
@@ -71,7 +76,7 @@ class Clocked:
     """What a thread knows of events that others may wait for; clocks are never changed, only replaced."""
 
     def __init__(self):
-        self.clock = np.zeros(WARPGROUPS + BARRIERS, np.int64)
+        self.clock = np.zeros(CLOCK, np.int64)
 
     def learn(self, clock):
         """Know what another knows, too."""
@@ -130,7 +135,6 @@ class Mbarrier(Clocked):
         return self.phase & 1 != parity
 
 
-
 class Missing(NamedTuple):
     """What a thread waits for at a line, said when asked: what the present phase still lacks."""
 
@@ -160,6 +164,10 @@ class SharedBytes:
         self._slot = np.full(chunks, _NEVER)  # of the mbarrier that the last copy to a chunk reports to
         self._phase = np.zeros(chunks, np.int64)  # in which phase of it
         self._reads = np.zeros((WARPGROUPS, chunks), np.int64)  # each warpgroup's clock after its last read
+        # What threads did themselves, by word: who stored, as its how manyth access; likewise who loaded last, by chunk.
+        self._writer = np.full((chunks, CHUNK // WORD), _NEVER)
+        self._written = np.zeros((chunks, CHUNK // WORD), np.int64)
+        self._loads = {}  # chunk -> {thread: its how manyth access}
         self._barriers = {}
         self._threads = {}
         self._named = {}
@@ -218,57 +226,131 @@ class SharedBytes:
 
     def named(self, name):
         """A named barrier, of threads: [how many have come, phases that are over, what they knew, what is known]."""
-        return self._named.setdefault(name, [0, 0, Clocked(), np.zeros(WARPGROUPS + BARRIERS, np.int64)])
+        return self._named.setdefault(name, [0, 0, Clocked(), np.zeros(CLOCK, np.int64)])
 
     # ---- tiles
 
-    def _index(self, addresses, what):
+    def _chunks_of(self, addresses, what, place=swizzled):
         if addresses.min() < START or addresses.max() + CHUNK > self.end:
             raise OutOfBounds(f"{what}: bytes {addresses.min() - START} ... {addresses.max() + CHUNK - 1 - START} "
                               f"of {self.end - START} of shared memory")
-        return swizzled(addresses) // CHUNK
+        return place(addresses) // CHUNK
 
     def begin_copy(self, to, rows, barrier, clock):
         """Start to bring a box of ``rows`` rows of 128 bytes; ``rows`` is (n, 64) uint16. It reports to ``barrier``."""
         if to % ROW_BYTES:
             raise OutOfBounds(f"copy to byte {to - START}: expected an address in multiples of {ROW_BYTES}, got {to}")
+        self._begin(to, rows, barrier, clock, swizzled)
+
+    def begin_run(self, to, words, barrier, clock):
+        """Start to bring neighbouring numbers as they are: ``words`` is (n,) uint16, n a multiple of 8."""
+        if to % CHUNK or words.size * 2 % CHUNK:
+            raise OutOfBounds(f"copy of {words.size * 2} bytes to byte {to - START}: expected multiples of {CHUNK}")
+        self._begin(to, words, barrier, clock, np.asarray)
+
+    def _begin(self, to, words, barrier, clock, place):
+        """Start a copy to the chunks from ``to`` on, each where ``place`` says that it really is."""
         if not barrier.announced:
             raise PhaseFault(f"{barrier}: the copy engine has not been told of it (mbarrier_fence)")
-        addresses = to + CHUNK * np.arange(rows.size * 2 // CHUNK)
-        at = self._index(addresses, "copy")
+        addresses = to + CHUNK * np.arange(words.size * 2 // CHUNK)
+        at = self._chunks_of(addresses, "copy", place)
         for address in self._barriers:
             if addresses[0] <= address < addresses[-1] + CHUNK:
                 raise Race(f"copy to byte {to - START}: it overwrites {self._barriers[address]}")
         if self.watch:
-            was = self._slot[at] != _NEVER
-            unknown = was & (clock[self._slot[at]] <= self._phase[at])
-            if unknown.any():
-                raise Race(f"copy to byte {to - START}: another copy to its place need not have come yet")
-            for group in range(WARPGROUPS):
-                if (self._reads[group, at] > clock[group]).any():
-                    raise Race(f"copy to byte {to - START}: warpgroup {group} need not have read yet what is there")
+            self._settled(at, clock, f"copy to byte {to - START}")
         self._chunks[at] = NAN_BITS
         self._slot[at], self._phase[at] = barrier.slot, barrier.phase
-        chunks = np.ascontiguousarray(rows).reshape(-1, CHUNK // 2)
+        self._writer[at] = _NEVER
+        chunks = np.ascontiguousarray(words).reshape(-1, CHUNK // 2)
 
         def land():
             self._chunks[at] = chunks
 
-        barrier.copies.append((land, rows.size * 2))
+        barrier.copies.append((land, words.size * 2))
+
+    def _settled(self, at, clock, what, word=slice(None)):
+        """Raise unless who overwrites these chunks, or a word of each, knows that what is there came and was read."""
+        self._arrived(at, clock, f"{what}: another copy to its place need not have come yet")
+        for group in range(WARPGROUPS):
+            if (self._reads[group, at] > clock[group]).any():
+                raise Race(f"{what}: warpgroup {group} need not have read yet what is there")
+        for k in set(at.tolist()) & self._loads.keys():
+            for thread, count in self._loads[k].items():
+                if count > clock[ACCESSES + thread]:
+                    raise Race(f"{what}: thread {thread} need not have read yet what is there")
+        writer = self._writer[at, word]
+        if ((writer != _NEVER) & (self._written[at, word] > clock[ACCESSES + writer])).any():
+            raise Race(f"{what}: another thread need not have stored yet what it stores there")
+
+    def _arrived(self, at, clock, what):
+        """Raise unless all copies to these chunks are known to have come."""
+        unknown = (self._slot[at] != _NEVER) & (clock[self._slot[at]] <= self._phase[at])
+        if unknown.any():
+            slot, phase = self._slot[at][unknown][0], self._phase[at][unknown][0]
+            raise Race(f"{what}: phase {phase} of mbarrier {slot - WARPGROUPS}")
+
+    def store(self, address, word, thread):
+        """A thread stores 32 bits."""
+        at, k = self._word(address, "store")
+        if self.watch:
+            self._settled(np.array([at]), thread.clock, f"store to byte {address - START}", k)
+        index = self._count(thread)
+        self._writer[at, k], self._written[at, k] = index, thread.clock[ACCESSES + index]
+        self._slot[at] = _NEVER
+        self._chunks[at, 2 * k : 2 * k + 2] = np.array([word], "<u4").view("<u2")
+
+    def load(self, address, count, thread):
+        """A thread loads ``count`` neighbouring fp32 numbers, as many as fit in a chunk."""
+        at, k = self._word(address, "load")
+        if k + count > CHUNK // WORD or k % count:
+            raise OutOfBounds(f"load of {count} numbers from byte {address - START}: not on a boundary of their size")
+        index = self._count(thread)
+        if self.watch:
+            self._arrived(np.array([at]), thread.clock, f"load from byte {address - START}, of a copy not waited for")
+            writer = self._writer[at, k : k + count]
+            others = (writer != _NEVER) & (writer != index)
+            if (others & (self._written[at, k : k + count] > thread.clock[ACCESSES + writer])).any():
+                raise Race(f"load from byte {address - START}: another thread need not have stored it yet")
+            if self._slot[at] == _NEVER and (writer == _NEVER).any():
+                raise UninitialisedRead(f"load from byte {address - START}: nothing was brought or stored there")
+        self._loads.setdefault(at, {})[index] = thread.clock[ACCESSES + index]
+        return self._chunks[at].view(np.float32)[k : k + count].copy()
+
+    def hand_over(self, thread):
+        """A thread's fence: its stores so far are there for products of those who know of this."""
+        index = self._machine.thread.index
+        thread.clock = thread.clock.copy()
+        thread.clock[FENCED + index] = thread.clock[ACCESSES + index]
+
+    def _count(self, thread):
+        """The number of the present thread, which loads or stores once more."""
+        index = self._machine.thread.index
+        thread.clock = thread.clock.copy()
+        thread.clock[ACCESSES + index] += 1
+        return index
+
+    def _word(self, address, what):
+        """(chunk, word in it) of an address as it is, not swizzled."""
+        if address % WORD or not START <= address <= self.end - WORD:
+            raise OutOfBounds(f"{what} at byte {address - START}: expected a multiple of {WORD} within "
+                              f"{self.end - START}")
+        return address // CHUNK, address % CHUNK // WORD
 
     def read(self, addresses, group, tick, clock):
         """The chunks at these addresses, as read by a warpgroup's product: (..., 8) uint16.
 
         ``clock`` is what all of its threads knew when they started it; ``tick`` the warpgroup's clock once it has read.
         """
-        at = self._index(addresses, "operand")
+        at = self._chunks_of(addresses, "operand")
         if self.watch:
-            if (self._slot[at] == _NEVER).any():
+            writer = self._writer[at]
+            if ((self._slot[at] == _NEVER)[..., None] & (writer == _NEVER)).any():
                 raise UninitialisedRead(f"warpgroup {group}: a product reads shared memory that no copy goes to")
-            unknown = clock[self._slot[at]] <= self._phase[at]
-            if unknown.any():
-                slot, phase = self._slot[at][unknown][0], self._phase[at][unknown][0]
-                raise Race(f"warpgroup {group}: a product reads bytes of a copy that not all threads have waited for: "
-                           f"phase {phase} of mbarrier {slot - WARPGROUPS}")
+            self._arrived(at, clock, f"warpgroup {group}: a product reads bytes of a copy that not all threads have "
+                                     "waited for")  # fmt: skip
+            if ((writer != _NEVER) & (self._written[at] > clock[FENCED + writer])).any():
+                raise Race(f"warpgroup {group}: a product reads what a thread stored, without a fence after it of which "
+                           "all threads know")  # fmt: skip
         self._reads[group, at] = tick
         return self._chunks[at]

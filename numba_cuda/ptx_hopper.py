@@ -223,6 +223,8 @@ tma_load = plain(
     "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1, {$3, $4, $5, $6}], [$2];",
     types.uint32, types.uint64, types.uint32, types.int32, types.int32, types.int32, types.int32,
 )  # fmt: skip
+# (tensor map): what the host copied to this address is what the copy engine will see, not what lay there before
+tensor_map_fence = plain("fence.proxy.tensormap::generic.acquire.gpu [$0], 128;", types.uint64)
 # (name, threads): a barrier among as many threads as are named; sync waits, arrive does not
 barrier_sync = plain("bar.sync $0, $1;", types.uint32, types.uint32)
 barrier_arrive = plain("bar.arrive $0, $1;", types.uint32, types.uint32)

@@ -15,8 +15,8 @@ from numba.cuda.extending import _Intrinsic
 
 from flash_cuda import ptx_hopper as ptx
 from flash_cuda import ptx_standins
-from flash_cuda.memory import KernelFault, OutOfBounds
-from flash_cuda.memory_bytes import CHUNK, MAP_BYTES, START, WARPGROUP, Address, Clocked, Missing, PhaseFault
+from flash_cuda.memory import KernelFault, OutOfBounds, Race
+from flash_cuda.memory_bytes import ACCESSES, CHUNK, MAP_BYTES, START, WARPGROUP, Address, Clocked, Missing, PhaseFault
 from flash_cuda.tensor_map import SWIZZLE_COLUMNS
 
 KINDS = {"fp16": np.float16, "bf16": ml_dtypes.bfloat16}
@@ -50,10 +50,12 @@ class _Thread(Clocked):
         super().__init__()
         self.open, self.groups = [], []
         self.fenced = {}
+        self.maps = frozenset()  # offsets of tensor maps that a fence was given
         self.values = {}  # id of an accumulator in flight -> (what it holds, it)
 
 
-def _mine(machine):
+def known(machine):
+    """What the emulator keeps of the present thread's products and clock."""
     thread = machine.thread
     return thread.block.bytes.of(thread, _Thread)
 
@@ -68,19 +70,19 @@ def _layout(registers):
 
 
 def wgmma_fence(machine):
-    mine = _mine(machine)
+    mine = known(machine)
     mine.fenced = {id(array): array.copy() for array in machine.thread.registers}
 
 
 def wgmma_commit(machine):
-    mine = _mine(machine)
+    mine = known(machine)
     mine.groups.append(mine.open)
     mine.open = []
 
 
 def wgmma_shared(N, dtype, negate=False):
     def wgmma(machine, acc, A, B, keep):
-        _start(machine, ("wgmma", N, dtype, negate), acc, A, None, B, keep)
+        start(machine, ("wgmma", N, dtype, negate), acc, A, None, B, keep)
 
     return wgmma
 
@@ -88,16 +90,17 @@ def wgmma_shared(N, dtype, negate=False):
 def wgmma_registers(N, dtype):
     def wgmma(machine, acc, A, k, B, keep):
         now = A[4 * k : 4 * k + 4]
-        fenced = _mine(machine).fenced.get(id(A))
+        fenced = known(machine).fenced.get(id(A))
         if machine.watch and (fenced is None or not np.array_equal(fenced[4 * k : 4 * k + 4], now)):
             raise InFlight(f"thread {machine.thread.index}: an operand's registers were written after the last fence")
-        _start(machine, ("wgmma", N, dtype, False), acc, now.copy(), now, B, keep)
+        start(machine, ("wgmma", N, dtype, False), acc, now.copy(), now, B, keep)
 
     return wgmma
 
 
-def _start(machine, made, acc, A, A_now, B, keep):
-    mine = _mine(machine)
+def start(machine, made, acc, A, A_now, B, keep):
+    """Note a product that the present thread starts; `_Product` says what of it."""
+    mine = known(machine)
     if len(acc) != made[1] // 2:
         raise OutOfBounds(f"wgmma of {made[1]} columns: expected {made[1] // 2} accumulators, got {len(acc)}")
     if id(acc) not in mine.values:
@@ -111,7 +114,7 @@ def _start(machine, made, acc, A, A_now, B, keep):
 
 def wgmma_wait(pending, *lengths):
     def wait(machine, *arrays):
-        mine = _mine(machine)
+        mine = known(machine)
         done = mine.groups[: max(len(mine.groups) - pending, 0)]
         mine.groups = mine.groups[len(done) :]
         products = [product for group in done for product in group]
@@ -148,8 +151,8 @@ def _finish(memory, group, given):
         D = C.astype(np.float32)[_layout(C.shape[1] // 2)]
         for thread, p, values in zip(threads, together, D, strict=True):
             _give_back(memory, thread, p.acc, values)
-    for thread in threads:
-        thread.clock = clock
+    for thread in threads:  # of products all know alike, of each other's own loads and stores nothing new
+        thread.clock = np.concatenate([clock[:ACCESSES], thread.clock[ACCESSES:]])
     return [None] * WARPGROUP
 
 
@@ -169,13 +172,18 @@ def _give_back(memory, thread, acc, values):
 def _product(memory, group, tick, C, together):
     """C + A B, summed in fp64 and rounded to fp32 once: exact wherever the tensor core's own sum is."""
     first = together[0]
-    _, N, dtype, negate = first.made
+    kind, N, dtype, negate = first.made
+    across = kind == "across"  # both operands with their rows along K
     clock = np.min([p.clock for p in together], axis=0)
     if first.A_now is None:
         if any(p.A != first.A for p in together):
             raise KernelFault(f"warpgroup {group}: threads give wgmma different descriptors")
-        A = memory.read(_k_major(first.A, 64), group, tick, clock).reshape(64, 16)
-        B = memory.read(_k_major(first.B, N), group, tick, clock).reshape(N, 16).T
+        if across:
+            A = memory.read(_mn_major(first.A, 64), group, tick, clock).reshape(16, 64).T
+            B = memory.read(_mn_major(first.B, N), group, tick, clock).reshape(16, N)
+        else:
+            A = memory.read(_k_major(first.A, 64), group, tick, clock).reshape(64, 16)
+            B = memory.read(_k_major(first.B, N), group, tick, clock).reshape(N, 16).T
     else:
         if memory.watch and any(not np.array_equal(p.A, p.A_now) for p in together):
             raise InFlight(f"warpgroup {group}: an operand's registers were written while its product was in flight")
@@ -219,13 +227,13 @@ def mbarrier_fence(machine):
 
 
 def mbarrier_arrive(machine, address):
-    machine.thread.block.bytes.barrier(address).arrive(_mine(machine).clock)
+    machine.thread.block.bytes.barrier(address).arrive(known(machine).clock)
 
 
 def mbarrier_expect(machine, address, nbytes):
     barrier = machine.thread.block.bytes.barrier(address)
     barrier.nbytes += nbytes
-    barrier.arrive(_mine(machine).clock)
+    barrier.arrive(known(machine).clock)
 
 
 def mbarrier_wait(machine, address, parity):
@@ -233,20 +241,27 @@ def mbarrier_wait(machine, address, parity):
     if parity not in (0, 1):
         raise PhaseFault(f"{barrier}: expected a parity of 0 or 1, got {parity}")
     machine.wait_until(lambda: barrier.passed(parity), Missing(barrier, sys._getframe(1).f_lineno))
-    _mine(machine).learn(barrier.complete_clock)
+    known(machine).learn(barrier.complete_clock)
 
 
 # ---- copies, registers, named barriers
+
+
+def tensor_map_fence(machine, tensor_map):
+    thread = known(machine)
+    thread.maps = thread.maps | {tensor_map.offset}
 
 
 def tma_load(machine, to, tensor_map, barrier, column, row, head, batch):
     number, rest = divmod(tensor_map.offset, MAP_BYTES)
     if rest or not 0 <= number < len(tensor_map.array.tiles):
         raise OutOfBounds(f"tensor map at byte {tensor_map.offset}: expected one of {len(tensor_map.array.tiles)}")
+    if machine.watch and tensor_map.offset not in known(machine).maps:
+        raise Race(f"tensor map at byte {tensor_map.offset}: no fence before its first use (tensor_map_fence)")
     array, rows, *length = tensor_map.array.tiles[number]
     memory = machine.thread.block.bytes
     box = array.box(rows, SWIZZLE_COLUMNS, row, column, head, batch, *length).view(np.uint16)
-    memory.begin_copy(to, box, memory.barrier(barrier), _mine(machine).clock)
+    memory.begin_copy(to, box, memory.barrier(barrier), known(machine).clock)
 
 
 def barrier_sync(machine, name, threads):
@@ -254,13 +269,13 @@ def barrier_sync(machine, name, threads):
     phase = state[1]
     barrier_arrive(machine, name, threads)
     machine.wait_until(lambda: state[1] > phase, f"named barrier {name}: {threads} threads are expected")
-    _mine(machine).learn(state[3])
+    known(machine).learn(state[3])
 
 
 def barrier_arrive(machine, name, threads):
     state = machine.thread.block.bytes.named(name)
     state[0] += 1
-    state[2].learn(_mine(machine).clock)
+    state[2].learn(known(machine).clock)
     if state[0] == threads:
         state[0], state[1], state[3] = 0, state[1] + 1, state[2].clock
         state[2] = Clocked()
@@ -340,9 +355,13 @@ HOPPER_TABLE = {
 }
 
 
+# Stand-ins of the functions that make instructions; ``ptx_hopper_backward_standins`` adds its own.
+FACTORIES = {make.__name__: make for make in (wgmma_shared, wgmma_registers, wgmma_wait, set_registers, pack)}
+
+
 def made(instruction):
     """The stand-in of an instruction that a function of ``ptx_hopper`` made; None if none did."""
     if instruction not in ptx.MADE:
         return None
     name, arguments = ptx.MADE[instruction]
-    return globals()[name](*arguments)
+    return FACTORIES[name](*arguments)

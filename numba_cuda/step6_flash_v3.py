@@ -249,6 +249,9 @@ def make_kernel(shape, dtype, negate=False, capped=False, tracing=False):
             if tid == 128 * WG:
                 Q_map = ptx.gmem_address(maps)
                 K_map, V_map = Q_map + uint64(128), Q_map + uint64(256)
+                ptx.tensor_map_fence(Q_map)
+                ptx.tensor_map_fence(K_map)
+                ptx.tensor_map_fence(V_map)
                 # A new ring counts as released, once round: its "empty" barriers are waited for with the other parity.
                 q, q_phase, k, k_phase, v, v_phase = uint32(0), uint32(1), uint32(0), uint32(1), uint32(0), uint32(1)
                 turn = int32(0)

@@ -19,23 +19,25 @@ JUDGING = tuple(f"verify.{stem}" for stem in (
     "plain", "plain_options", "recipes", "tolerance",
 ))  # fmt: skip  # inputs and bounds: what a verdict is, whichever kernel it is on
 PACKAGES = "flash_cuda", "refimpl"  # a kernel inlines the functions of rules too
-LIBRARIES = {f"flash_cuda.{stem}" for stem in ("ptx", "ptx_asm", "ptx_hopper")}  # of instructions: those used count
+LIBRARIES = {f"flash_cuda.{stem}" for stem in ("ptx", "ptx_asm", "ptx_hopper", "ptx_hopper_backward")}  # of instructions: those used count
 HOST = {f"flash_cuda.{stem}" for stem in ("launch", "gpu", "emulator", "memory", "assembler")} | {
     "refimpl.frame", "refimpl.tiling"}  # fmt: skip  # around a kernel, not in it
 
 
 @cache
-def fingerprint(kernel):
+def fingerprint(kernel, *more):
     """Twelve hexadecimal digits for a CUDA kernel.
 
     Parameters
     ----------
     kernel : str
         The stem of a module of flash_cuda, such as "step3_flash_v2".
+    *more : str
+        Stems of others that are meant with it, such as that of its gradients.
     """
     launch = import_module("flash_cuda.launch")
     digest = hashlib.sha256(repr((launch.TILES, launch.THREADS)).encode())
-    own = [f"flash_cuda.{stem}" for stem in (kernel, *TOGETHER.get(kernel, ()))]
+    own = [f"flash_cuda.{stem}" for stem in dict.fromkeys((kernel, *TOGETHER.get(kernel, ()), *more))]
     modules = [*own, *(PARTS if kernel in LADDER else built_from(*own))]
     for module in modules:
         if module not in LIBRARIES:

@@ -14,6 +14,7 @@ from flash_cuda.launch import storage
 from flash_cuda.memory import KernelFault
 from flash_cuda.tensor_gradient_ops import sharing
 from refimpl import oracle
+from refimpl.tiling import Tile
 from verify import judge
 from verify.case import Problem
 
@@ -35,9 +36,11 @@ def backward(Q, K, V, dO, *, module=None, vector=False, seed=1, dlse=None, deter
     on = Emulator(seed)
     if vector:
         on.capability = (9, 0)
-    return (module or backward_tensor_core).attention_backward(
+    *gradients, dbias = (module or backward_tensor_core).attention_backward(
         Q, K, V, O.astype(Q.dtype), lse.astype(np.float32), dO, dlse=dlse, deterministic=deterministic, on=on, **shapes,
         **options)  # fmt: skip
+    assert dbias is None
+    return gradients
 
 
 def assert_right(Q, K, V, dO, *, module=None, vector=False, deterministic=True, shapes=SMALL, **options):
@@ -165,7 +168,7 @@ def backward_of_clean(Q, K, V, dO, deterministic, **options):
     clean = [np.nan_to_num(x.astype(np.float64), nan=0, posinf=0) for x in (Q, K, V)]
     O, lse = oracle.attention(*clean, **options)
     return attention_backward(Q, K, V, O.astype(Q.dtype), lse.astype(np.float32), dO, on=Emulator(1),
-                              deterministic=deterministic, **SMALL, **options)  # fmt: skip
+                              deterministic=deterministic, **SMALL, **options)[:3]  # fmt: skip
 
 
 @pytest.mark.parametrize("change, error, says", [
@@ -175,6 +178,7 @@ def backward_of_clean(Q, K, V, dO, deterministic, **options):
     ({"lse": np.float64}, TypeError, "lse: expected dtype fp32, got float64"),
     ({"keys": Shape(24, 16)}, ValueError, r"keys: expected rows a multiple .* got \(24, 16, 16\)"),
     ({"queries": Shape(32, 48)}, ValueError, r"queries: expected .* a power of two from 16 on, got \(32, 48, 16\)"),
+    ({"tile": Tile(48, 16)}, ValueError, r"keys: expected .* a power of two from 16 on, got \(16, 48, 16\)"),
     ({"O": (1, 1, 19, 8)}, ValueError, r"O: expected shape \(1, 1, 19, 16\), got \(1, 1, 19, 8\)"),
     ({"dlse": (1, 19)}, ValueError, r"dlse: expected shape \(1, 1, 19\), got \(1, 19\)"),
 ])  # fmt: skip
@@ -182,13 +186,31 @@ def test_bad_input(change, error, says):
     Q, K, V, dO = draw()
     arrays = {"Q": Q, "K": K, "V": V, "O": dO, "lse": np.zeros(Q.shape[:3], np.float32), "dO": dO}
     for name, new in change.items():
-        if isinstance(new, Shape):
+        if isinstance(new, Shape | Tile):
             arrays[name] = new
         else:
             arrays[name] = np.zeros(new, np.float32 if name == "dlse" else np.float16) if isinstance(new, tuple) else (
                 arrays[name].astype(new))  # fmt: skip
     with pytest.raises(error, match=says):
         attention_backward(**arrays, on=Emulator())
+
+
+def test_a_gpu_too_old_is_sent_to_the_kernel_that_runs_there():
+    on, (Q, K, V, dO) = Emulator(), draw(Nq=1, Nk=1)
+    on.capability = (7, 5)
+    with pytest.raises(RuntimeError, match=r"on: expected .* 8.0 or more, got 7.5; backward runs there"):
+        attention_backward(Q, K, V, dO, np.zeros((1, 1, 1), np.float32), dO, on=on)
+
+
+def test_tiles_of_the_callers_choice(monkeypatch):
+    """Keys are the rows of one kernel, queries of the other."""
+    made = []
+    for name in ("make_keys_kernel", "make_queries_kernel"):
+        original = getattr(backward_tensor_core, name)
+        monkeypatch.setattr(
+            backward_tensor_core, name, lambda *args, original=original: made.append(args[0][:3]) or original(*args))
+    assert_right(*draw(), shapes={"tile": Tile(32, 64)})
+    assert made == [(64, 32, 16), (32, 64, 16)]
 
 
 @pytest.mark.parametrize("C, D, warps", [(16, 16, 8), (64, 96, 8), (64, 128, 8), (32, 256, 4), (128, 64, 8)])

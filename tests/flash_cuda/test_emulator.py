@@ -98,6 +98,29 @@ def test_shared_memory_does_not_outlive_its_block():
         launch(body, ("out", (2, 4)), blocks=2)
 
 
+def test_a_read_before_another_threads_write_is_a_race():
+    """Whichever thread goes first, it is the barrier that is missing, not the write."""
+
+    def body(out):
+        s = cuda.shared.array(4, float32)
+        s[cuda.threadIdx.x] = float32(1.0)
+        out[cuda.threadIdx.x] = s[3 - cuda.threadIdx.x]
+
+    with pytest.raises(Race, match="since the last barrier"):
+        launch(body, ("out", (4,)))
+
+
+def test_an_element_that_nobody_writes_is_said_to_be_read_too_early():
+    def body(out):
+        s = cuda.shared.array(5, float32)
+        s[cuda.threadIdx.x] = float32(1.0)
+        cuda.syncthreads()
+        out[cuda.threadIdx.x] = s[cuda.threadIdx.x + 1]
+
+    with pytest.raises(UninitialisedRead, match="thread 3 reads it before any write"):
+        launch(body, ("out", (4,)))
+
+
 def test_negative_indices_are_out_of_bounds():
     def body(out):
         out[cuda.threadIdx.x - 1] = float32(0.0)
