@@ -27,7 +27,7 @@ from inspect import getsource
 import numpy as np
 
 from figures import hopper, ladder, overlap, suite
-from flash_cuda import hopper_ops, memory_bytes, ptx_hopper, schedule
+from flash_cuda import hopper_ops, hopper_shapes, memory_bytes, ptx_hopper, schedule
 from flash_cuda import step6_flash_v3 as step6
 from flash_cuda.emulator import Emulator
 from refimpl import oracle, step4_causal, step5_tensor_core
@@ -109,7 +109,7 @@ for d in (64, 128, 256):
 # helped at d = 64 and did nothing at d = 128, so `SHAPES` asks for them at d = 64 alone.
 
 # %%
-for name, shape in {**step6.SHAPES, "64, short": step6.SHORT_CAUSAL}.items():
+for name, shape in {**hopper_shapes.SHAPES, "64, short": hopper_shapes.SHORT_CAUSAL}.items():
     print(f"d up to {name}: {shape.consumers} consumer warpgroups, turns: {shape.turns}")
 print(step6.__doc__.split("**Speed**: ")[1].split("**Source**")[0].strip())
 
@@ -225,7 +225,7 @@ except ImportError as missing:
 # %%
 GIVEN = {1: (40, 232), 2: (40, 232), 3: (32, 160)}  # as in make_kernel
 assert f"give, take = {GIVEN}[WG]" in KERNEL
-for d, shape in ((d, step6.SHAPES[d]) for d in (64, 128)):
+for d, shape in ((d, hopper_shapes.SHAPES[d]) for d in (64, 128)):
     give, take = GIVEN[shape.consumers]
     used = give + take * shape.consumers
     print(f"d = {d}: tile {shape.Br} × {shape.Bc}, {shape.threads} threads, {shape.shared_bytes / 1024:.0f} KiB shared")
@@ -373,7 +373,7 @@ ladder.fig_rungs(data)
 
 # %%
 for d in ladder.DIMS:
-    way = overlap.WAYS[-1] if step6.SHAPES[d].turns else overlap.WAYS[2]
+    way = overlap.WAYS[-1] if hopper_shapes.SHAPES[d].turns else overlap.WAYS[2]
     model, found = overlap.run(way, overlap.budget(d)).busy, data.best("step6_flash_v3", d, False)
     share = f"{found.tflops / data.device.fp16_tflops:.0%} measured" if found and data.device else "no record"
     print(f"d = {d}, {way}: {model:.0%} of the peak in the model, {share}")

@@ -3,13 +3,14 @@
 **Source**: as ``backward_hopper_kernels``.
 """
 
-from flash_cuda.backward_hopper_kernels import SHAPES, THREADS, Bc, make_kernel, make_round_kernel
-from flash_cuda.backward_tensor_call import begin, launch, outputs, results
-from flash_cuda.backward_tensor_core import fill_of, launch_queries
+from flash_cuda.backward_hopper_kernels import SHAPES, THREADS, Bc, make_kernel
+from flash_cuda.backward_hopper_round import make_round_kernel
+from flash_cuda.backward_tensor_call import begin, fill_of, launch, outputs, results
+from flash_cuda.backward_tensor_core import launch_queries
 from flash_cuda.backward_tensor_rows import ROWS_THREADS, make_rows_kernel
 from flash_cuda.backward_tensor_shapes import QUERIES, SHARED_LIMIT, fitting
 from flash_cuda.step5_tensor_core import aligned
-from flash_cuda.step6_flash_v3 import _as_copied
+from flash_cuda.tensor_map import as_copied
 from refimpl.tiling import Tile, cdiv
 
 
@@ -71,7 +72,7 @@ def attention_backward(
 
     end = min(p.Nk, max(p.Nq + p.diag, 0))  # keys past these no row sees: they are left out, whatever they hold
     q, k, v, do = (
-        _as_copied(p.on, *named)
+        as_copied(p.on, *named)
         for named in (("Q", Q, p.Q), ("K", K, p.K), ("V", V, p.V), ("dO", dO, given.dO))
     )
     if p.Nk:

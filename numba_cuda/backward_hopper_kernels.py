@@ -61,7 +61,7 @@ from flash_cuda import ptx_hopper as ptx
 from flash_cuda.hopper_gradient_ops import hopper_gradient_ops
 from flash_cuda.hopper_ops import hopper_ops
 from flash_cuda.ptx import thread_index
-from flash_cuda.ptx_hopper_backward import bulk_load, load_four, proxy_fence, store_word, wgmma_across, wgmma_rows
+from flash_cuda.ptx_hopper_backward import bulk_load, proxy_fence, store_word, wgmma_across, wgmma_rows
 
 BARRIER = 8  # bytes of an mbarrier
 Bc, WG = 128, 2  # keys of a tile, consumer warpgroups
@@ -375,30 +375,3 @@ def make_kernel(shape, dtype, adding):
 
     backward_hopper.jit_options = {"launch_bounds": (THREADS, 1)}
     return backward_hopper
-
-
-@cache
-def make_round_kernel(shape, dtype):
-    """The kernel that rounds the sums of dQ; grid (B * Hq * Tr * Br / 64), 128 threads."""
-    Br, D = shape
-    grad, ops = hopper_gradient_ops(Br, Bc, dtype), hopper_ops(Bc, D, dtype)
-    NO, parts = D // 2, Br // 64
-
-    def backward_hopper_round(sums, dQ, scale, Nq, d):
-        acc = cuda.local.array(NO, float32)
-        tid = int32(cuda.threadIdx.x)
-        lane = tid & 31
-        tile = ptx.quotient(int32(cuda.blockIdx.x), int32(parts))
-        part = int32(cuda.blockIdx.x - tile * parts)
-        Tr = ptx.quotient(int32(Nq + Br - 1), int32(Br))
-        bh = ptx.quotient(tile, Tr)
-        at = ptx.gmem_address(sums) + uint64(4 * Br * D) * uint64(tile) + uint64(uint32(4 * 64 * D * part + 16 * tid))
-        for n in range(NO // 4):
-            load_four(acc, 4 * n, at + uint64(16 * 128 * n))
-        grad.multiply(acc, scale, NO)
-        row = int32((tile - bh * Tr) * Br + part * 64 + tid // 32 * 16 + lane // 4)
-        place = int32(bh * Nq + row)
-        ops.write(acc, 0, ptx.gmem_address(dQ), place, row < Nq, d, lane)
-        ops.write(acc, 1, ptx.gmem_address(dQ), place + 8, row + 8 < Nq, d, lane)
-
-    return backward_hopper_round

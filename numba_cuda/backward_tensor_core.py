@@ -8,25 +8,34 @@ dV += P^T dO and dK += dS^T Q take them, and both sums stay in registers.
 `backward` calls deterministic is here, too, a second kernel with queries as rows and the loop over keys: S and dP are
 computed twice, seven products and not five, but nothing is added in an order that the hardware chooses, and nothing of
 size N x N or N x N / Bc is stored. Without it dS goes through shared memory into a fifth product, all warps share dS K,
-and add it to fp32 sums. Data moves as follows, at d = 128 with 128 keys and 64 queries a tile on 8 warps:
+and add it to fp32 sums. Data moves as follows, at d = 128 with 64 keys and 64 queries a tile on 4 warps:
 
-    global -> shared   K_j and V_j, 64 KiB, once; Q_i and dO_i, 32 KiB, a tile ahead     cp.async, 16 bytes a thread
+    global -> shared   K_j and V_j, 32 KiB, once; Q_i and dO_i, 32 KiB, a tile ahead     cp.async, 16 bytes a thread
     shared -> registers  a warp's rows of K_j and V_j, 8 KiB, all of Q_i and dO_i twice, 64 KiB     ldmatrix
     registers          S, dP - D (128 mma), P and dS rounded, dV += P dO, dK += dS Q (128 mma)
-    registers -> shared -> registers   dS, 16 KiB; a warp's 32 queries of it, 8 KiB, by 32 columns of K, 8 KiB
-    registers -> L2    32 x 32 of dS K a warp (64 mma)                                    red, 128 bytes a warp
+    registers -> shared -> registers   dS, 8 KiB; all of it, 8 KiB, by 32 columns of K, 4 KiB
+    registers -> L2    64 x 32 of dS K a warp (64 mma)                          red, 512 bytes a warp, 128 before sm_90
 
-Shared memory is what is short: 704 KiB are read a tile pair and 48 KiB written, 6000 cycles at 128 bytes each, while
-320 mma a warp take some 4200 at the rate that mma.sync reaches on an H100. A lane has 128 registers of dK and dV and 64
-of S and dP, so that a warp cannot have more than 16 keys; at d up to 64 it keeps its rows of K and V in registers.
-Above d = 128 one launch adds up dV and another dK, at 128 without the fifth product tiles of 32 queries leave registers
-enough. A GPU with less shared memory gets smaller tiles of queries, too.
+Shared memory is what is short: 336 KiB are read a tile pair and 40 KiB written, 3000 cycles at 128 bytes each, while
+320 mma a warp take some 2100 at the rate that mma.sync reaches on an H100. Two blocks share a multiprocessor. A lane
+has 128 registers of dK and dV and 64 of S and dP, so that a warp cannot have more than 16 keys; at d = 64 it has 32,
+and a fragment of Q or dO serves two products. Up to d = 32, and without the fifth product at 64, it keeps its rows of K
+and V in registers. Above d = 128 one launch adds up dV and another dK, at 128 without the fifth product tiles of 32
+queries leave registers enough. A GPU with less shared memory gets smaller tiles of queries, too.
+
+**Speed** of the one-pass kernel with what goes before and after it, by keys x queries a tile: multiples of the rate of
+FlashAttention-2 in the same run on an H200 (fp16, 16 heads, 16K tokens, N = 1024 and 4096, without a mask / causal):
+
+    d = 64     128 x 32, 32 keys a warp  1.16 / 1.26, 1.09 / 1.21     128 x 64  0.99 / 1.08, 0.92 / 1.03
+               128 x 128                 1.00 / 1.07, 0.93 / 1.04
+    d = 128    64 x 64    1.03 / 1.14, 0.94 / 1.02     128 x 64  1.01 / 1.07, 0.93 / 0.99
+               128 x 32   0.90 / 0.98, 0.81 / 0.88
 
 A first kernel computes D = rowsum(dO O) - dlse, puts lse into log2 units and clears the sums; a last one rounds the
 sums. These lie as the lanes hold them, so that a warp adds to neighbours. A row that sees no key has lse = -inf and
 weights of +inf, all of them hidden.
 
-**Traffic**: K, V, dK and dV once, Q and dO once a live tile of 128 keys; with atomics Br x d fp32 additions a live tile
+**Traffic**: K, V, dK and dV once, Q and dO once a live tile of keys; with atomics Br x d fp32 additions a live tile
 and the sums once written, once read; without, Q, dO and dQ once more, and K and V once a live tile of queries.
 
 **Numerics**: products of 16-bit numbers are exact and summed in fp32; P and dS = P (dP - D) are rounded to 16 bits for
@@ -42,11 +51,11 @@ from functools import cache
 from numba import cuda
 from numba.cuda.types import float32, int32, uint16, uint32
 
-from flash_cuda.backward_tensor_call import begin, launch, outputs, results
+from flash_cuda.backward_tensor_call import begin, fill_of, launch, outputs, results, side_by_side
 from flash_cuda.backward_tensor_rows import ROWS_THREADS, make_round_kernel, make_rows_kernel
-from flash_cuda.backward_tensor_shapes import KEYS, KEYS_ALONE, QUERIES, SHARED_LIMIT, fitting, tiled, usable
+from flash_cuda.backward_tensor_shapes import KEYS, KEYS_ALONE, KEYS_BEFORE_90, QUERIES, SHARED_LIMIT, chosen
 from flash_cuda.ptx import cp_async_commit, cp_async_wait
-from flash_cuda.step5_tensor_core import L2_BYTES, aligned
+from flash_cuda.step5_tensor_core import aligned
 from flash_cuda.tensor_gradient_ops import tensor_gradient_ops
 from flash_cuda.tensor_ops import tensor_ops
 from refimpl.tiling import Tile, cdiv
@@ -330,13 +339,11 @@ def attention_backward(
     D = next(room for room in KEYS if max(p.d, p.dv) <= room)
     dQ, dK, dV = outputs(p, Q, K, V)
     fill = fill_of(p, D, given.dO)
-    limit = getattr(p.on, "shared_limit", SHARED_LIMIT)
-    table = KEYS_ALONE if deterministic else KEYS
-    if tile:
-        keys, queries = keys or tiled(table[D], tile.Bc, tile.Br), queries or tiled(QUERIES[D], tile.Br, tile.Bc)
-    keys = usable("keys", keys or fitting(table[D], D, True, limit))
-    queries = usable("queries", queries or fitting(QUERIES[D], D, False, limit))
     vector = getattr(p.on, "capability", (8, 0)) >= (9, 0)
+    limit = getattr(p.on, "shared_limit", SHARED_LIMIT)
+    table = KEYS_ALONE if deterministic else KEYS if vector else KEYS_BEFORE_90
+    keys = chosen("keys", keys, table[D], tile and (tile.Bc, tile.Br), D, True, limit)
+    queries = chosen("queries", queries, QUERIES[D], tile and (tile.Br, tile.Bc), D, False, limit)
 
     C, Tr = keys.columns, cdiv(p.Nq, keys.columns)
     stats = p.empty("stats", p.B, p.Hq, 2, p.Nq)
@@ -346,7 +353,7 @@ def attention_backward(
 
     inputs, scales = (p.Q, p.K, p.V, given.dO, stats), (p.scale, p.scale_log2, p.diag)
     blocks, shared = p.B * p.Hk * cdiv(p.Nk, keys.rows), keys.shared_bytes(D, True)
-    together = _together(p.B * p.Hk, 2 * p.Nq * (p.d + p.dv) * p.Hq // p.Hk, causal)
+    together = side_by_side(p.B * p.Hk, 2 * p.Nq * (p.d + p.dv) * p.Hq // p.Hk, causal)
     apart = D > 128 or (D == 128 and fill == "single")  # a lane has no registers for the sums of both
     for of_k, of_v in ((True, False), (False, True)) if apart else ((True, True),):
         kernel = make_keys_kernel(keys, D, dtype, fill, of_k, of_v, of_k and not deterministic, vector)
@@ -354,7 +361,8 @@ def attention_backward(
     if deterministic:
         launch_queries(p, queries, D, dtype, fill, given.dO, stats, dQ, causal)
     else:
-        launch(p, make_round_kernel(keys, D, dtype, vector), p.B * p.Hq * Tr, ROWS_THREADS, sums, dQ, p.scale)
+        kernel = make_round_kernel(keys, D, dtype, vector, p.d % 4 == 0)
+        launch(p, kernel, p.B * p.Hq * Tr, ROWS_THREADS, sums, dQ, p.scale)
     return results(p, dQ, dK, dV)
 
 
@@ -364,22 +372,10 @@ def tile_for(d, causal=False):
     return Tile(keys.columns, keys.rows)
 
 
-def fill_of(p, D, dO):
-    """How tiles are filled, as `tensor_ops.tensor_ops` says it."""
-    if p.d % 8 == 0 and p.dv % 8 == 0 and all(map(aligned, (p.Q, p.K, p.V, dO))):
-        return "whole" if p.d == p.dv == D else "padded"
-    return "single"
-
-
 def launch_queries(p, queries, D, dtype, fill, dO, stats, dQ, causal):
     """dQ without atomics: S and dP once more, with queries as rows."""
     blocks, shared = p.B * p.Hq * cdiv(p.Nq, queries.rows), queries.shared_bytes(D, False)
-    together = _together(p.B * p.Hq, 2 * p.Nk * (p.d + p.dv) * p.Hk // p.Hq, causal)
+    together = side_by_side(p.B * p.Hq, 2 * p.Nk * (p.d + p.dv) * p.Hk // p.Hq, causal)
     kernel = make_queries_kernel(queries, D, dtype, fill)
     arguments = p.Q, p.K, p.V, dO, stats, dQ, p.scale, p.scale_log2, p.diag, together
     launch(p, kernel, blocks, queries.threads, *arguments, shared=shared)
-
-
-def _together(heads, head_bytes, causal):
-    """How many heads run side by side: as many as the L2 can hold what their blocks walk over."""
-    return min(max(L2_BYTES // max(head_bytes, 1), 1), heads) if causal else 1

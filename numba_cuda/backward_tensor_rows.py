@@ -11,6 +11,7 @@ from numba.cuda.types import float32, int32, uint32
 
 from flash_cuda.elements import narrow, widen
 from flash_cuda.ptx import dot_bf16, dot_f16, shfl_xor
+from flash_cuda.ptx_global import store_global_4
 from flash_cuda.tensor_gradient_ops import tensor_gradient_ops
 
 ROWS_THREADS = 128
@@ -63,20 +64,33 @@ def make_rows_kernel(C, dtype, whole):
 
 
 @cache
-def make_round_kernel(shape, D, dtype, vector):
-    """The kernel that rounds the sums of dQ; grid (B * Hq * Tr), `ROWS_THREADS` threads. As `make_keys_kernel`."""
+def make_round_kernel(shape, D, dtype, vector, fours):
+    """The kernel that rounds the sums of dQ; grid (B * Hq * Tr), `ROWS_THREADS` threads. As `make_keys_kernel`.
+
+    With ``fours``, d is a multiple of 4, so that dQ is written 4 elements at a time, else element by element.
+    """
     C = shape.columns
     grad = tensor_gradient_ops(shape.rows, C, D, shape.rows // shape.band, dtype, shape.hold, shape.fresh, vector)
 
     def backward_round(sums, dQ, scale):
-        Hq, Nq = int32(dQ.shape[1]), int32(dQ.shape[2])
+        x = cuda.local.array(16, float32)
+        Hq, Nq, d = int32(dQ.shape[1]), int32(dQ.shape[2]), int32(dQ.shape[3])
         Tr = int32(uint32(Nq + C - 1) // uint32(C))
         i = int32(uint32(cuda.blockIdx.x) % uint32(Tr))
         head = int32(uint32(cuda.blockIdx.x) // uint32(Tr))
         b, h = int32(uint32(head) // uint32(Hq)), int32(uint32(head) % uint32(Hq))
-        for e in range(cuda.threadIdx.x, C * D, ROWS_THREADS):
-            r, c = int32(uint32(e) // uint32(D)), int32(uint32(e) % uint32(D))
-            if i * C + r < Nq and c < dQ.shape[3]:  # guard: ragged rows, d need not fill D. One element moved.
-                dQ[b, h, i * C + r, c] = narrow(scale * sums[b, h, i, grad.where_added(r, c)], dQ)
+        for u in range(cuda.threadIdx.x, C * D // 16, ROWS_THREADS):
+            r, c, at = grad.sums_of(int32(u))
+            grad.gather(sums[b, h], i, at, scale, x)  # load: 16 sums, 4 at a time
+            for k in range(4):
+                row, column = int32(i * C + r + 8 * (k // 2)), int32(c + 4 * (k % 2))
+                # write: 4 elements of dQ; guard: ragged rows, and d need not fill D
+                if fours:
+                    if row < Nq and column < d:
+                        store_global_4(dQ[b, h], row, column, x, 4 * k)
+                else:
+                    for e in range(4):
+                        if row < Nq and column + e < d:
+                            dQ[b, h, row, column + e] = narrow(x[4 * k + e], dQ)
 
     return backward_round

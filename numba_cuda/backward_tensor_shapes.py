@@ -30,6 +30,8 @@ KEYS = {
 }  # fmt: skip
 # Without the fifth product 64 queries at d = 128 need more registers than there are.
 KEYS_ALONE = KEYS | {64: Shape(128, 64, hold=True), 128: Shape(128, 32)}
+# Sums that are added to one by one, as before sm_90, take registers for their addresses.
+KEYS_BEFORE_90 = KEYS | {128: KEYS[128]._replace(fresh=True)}
 QUERIES = {
     16: Shape(64, 64, hold=True), 32: Shape(64, 64, hold=True), 64: Shape(128, 64, hold=True), 96: Shape(128, 64),
     128: Shape(128, 64), 192: Shape(64, 32), 256: Shape(64, 32),
@@ -52,9 +54,10 @@ def fitting(shape, D, keys, limit):
     return shape
 
 
-def tiled(shape, rows, columns):
-    """The shape with another tile."""
-    return shape._replace(rows=rows, columns=columns, band=16)
+def chosen(name, given, usual, tile, D, keys, limit):
+    """The shape that is given; or the usual one with the tile (rows, columns), or as far as shared memory allows."""
+    return usable(name, given or (usual._replace(rows=tile[0], columns=tile[1], band=16) if tile else
+                                  fitting(usual, D, keys, limit)))
 
 
 def usable(name, shape):

@@ -13,6 +13,7 @@ from flash_cuda.memory import OutOfBounds, Race, UninitialisedRead
 
 NAN_BITS = 0x7FFF  # a NaN in fp16 and in bf16
 RUN = 8  # elements in 16 bytes
+_NAN_RUN = np.full(RUN, NAN_BITS, np.uint16)
 _MANY = -1  # more than one thread has read the element in this epoch
 _NEVER = -1
 
@@ -69,6 +70,8 @@ class SharedBits:
         epoch, me = thread.block.epoch, thread.index
         if self._watch:
             for last, by, what in ((self._written, self._writer, "wrote"), (self._read, self._reader, "read")):
+                if epoch not in last[at].tolist():  # of a few elements a list is quicker than an array
+                    continue
                 met = (last[at] == epoch) & (by[at] != me)
                 if met.any():
                     raise Race(f"{self._name}[{start + met.argmax()}]: thread {me} overwrites what another thread "
@@ -90,7 +93,7 @@ class Copies:
 
     def begin(self, tile, start, bits):
         """Start a copy: its place reads as NaN until it lands."""
-        tile.put(start, np.full(len(bits), NAN_BITS, np.uint16))
+        tile.put(start, _NAN_RUN if len(bits) == RUN else np.full(len(bits), NAN_BITS, np.uint16))
         self._open.append((tile, start, bits))
 
     def commit(self):

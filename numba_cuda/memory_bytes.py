@@ -164,7 +164,7 @@ class SharedBytes:
         self._slot = np.full(chunks, _NEVER)  # of the mbarrier that the last copy to a chunk reports to
         self._phase = np.zeros(chunks, np.int64)  # in which phase of it
         self._reads = np.zeros((WARPGROUPS, chunks), np.int64)  # each warpgroup's clock after its last read
-        # What threads did themselves, by word: who stored, as its how manyth access; likewise who loaded last, by chunk.
+        # What threads did themselves: who stored a word, as its how manyth access; likewise who loaded of a chunk.
         self._writer = np.full((chunks, CHUNK // WORD), _NEVER)
         self._written = np.zeros((chunks, CHUNK // WORD), np.int64)
         self._loads = {}  # chunk -> {thread: its how manyth access}
@@ -350,7 +350,7 @@ class SharedBytes:
             self._arrived(at, clock, f"warpgroup {group}: a product reads bytes of a copy that not all threads have "
                                      "waited for")  # fmt: skip
             if ((writer != _NEVER) & (self._written[at] > clock[FENCED + writer])).any():
-                raise Race(f"warpgroup {group}: a product reads what a thread stored, without a fence after it of which "
-                           "all threads know")  # fmt: skip
+                raise Race(f"warpgroup {group}: a product reads what a thread stored, with no fence after it that all "
+                           "threads know of")  # fmt: skip
         self._reads[group, at] = tick
         return self._chunks[at]

@@ -232,6 +232,20 @@ def shfl_xor(typingctx, x, mask):
 
 
 @intrinsic
+def ballot(typingctx, condition):
+    """A word with a bit for each lane, lane 0 lowest: 1 where ``condition`` holds; warp-wide.
+
+    PTX: ``vote.sync.ballot.b32``, section "vote.sync".
+    """
+
+    def codegen(context, builder, sig, args):
+        text = "{ .reg .pred p; setp.ne.u32 p, $1, 0; vote.sync.ballot.b32 $0, p, 0xffffffff; }"
+        return asm(builder, I32, text, "=r,r", [builder.zext(args[0], I32)])
+
+    return signature(U32_T, types.boolean), codegen
+
+
+@intrinsic
 def store_shared_2(typingctx, tile, index, pair):
     """tile[index], tile[index + 1] = the halves of a register; on a 4-byte boundary. PTX: ``st.shared.b32``."""
 

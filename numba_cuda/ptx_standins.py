@@ -1,4 +1,4 @@
-"""What the emulator runs for the instructions of ``ptx``: the same names, lane by lane, in NumPy; see there.
+"""What the emulator runs for the instructions of ``ptx`` and ``ptx_global``: the same names, lane by lane, in NumPy.
 
 The first argument is the emulator, whose current thread each acts for. ``TABLE`` leads from instruction to stand-in.
 
@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 from numba.cuda.extending import _Intrinsic
 
-from flash_cuda import ptx
+from flash_cuda import ptx, ptx_global
 from flash_cuda.memory_bits import RUN
 
 LANES = np.arange(32)
@@ -86,6 +86,10 @@ def shfl_xor(machine, x, mask):
     return machine.meet("shfl", x, lambda lanes: [lanes[k ^ mask] for k in range(32)])
 
 
+def ballot(machine, condition):
+    return machine.meet("ballot", condition, lambda lanes: [sum(1 << k for k in range(32) if lanes[k])] * 32)
+
+
 # ---- a lane alone
 
 
@@ -145,6 +149,20 @@ def store_global_16(machine, X, row, column, tile, index):
         X[row, column + k] = value
 
 
+def store_global_2(machine, X, row, column, low, high):
+    store_global_4(machine, X, row, column, (low, high), 0)
+
+
+def store_global_4(machine, X, row, column, r, at):
+    for k, value in enumerate(r[at : at + 4]):
+        X[row, column + k] = X.dtype.type(value)
+
+
+def load_global_4(machine, r, at, X, row, column):
+    for k in range(4):
+        r[at + k] = np.float32(X[row, column + k])
+
+
 def copy_in(machine, tile, index, X, row, column):
     tile[index] = np.asarray(X[row, column]).view(np.uint16)
 
@@ -171,4 +189,5 @@ def dot_f16(machine, X, Y, row, column, total):
 dot_bf16 = dot_f16
 
 
-TABLE = {instruction: globals()[name] for name, instruction in vars(ptx).items() if isinstance(instruction, _Intrinsic)}
+TABLE = {instruction: globals()[name] for module in (ptx, ptx_global) for name, instruction in vars(module).items()
+         if isinstance(instruction, _Intrinsic)}  # fmt: skip

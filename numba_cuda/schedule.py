@@ -39,6 +39,15 @@ def group_size(lengths, heads, bytes_of_head, blocks):
     return min(range(most, most // 2, -1), key=lambda group: unevenness(lengths, heads, group, blocks))
 
 
+def key_tiles_of(p, low, high):
+    """How many key tiles each query tile sees; one at least, as the kernel counts."""
+    first = np.arange(p.Tr) * p.tile.Br
+    last = np.minimum(first + p.tile.Br, p.Nq) - 1
+    end = np.maximum(-(-np.clip(last + high + 1, 0, p.Nk) // p.tile.Bc), 1)
+    begin = np.minimum(np.maximum(first + low, 0) // p.tile.Bc, end - 1)
+    return tuple((end - begin).tolist())
+
+
 def tiles_in_order(lengths, heads, group):
     """(query tile, head) of every place in the order in which tiles are dealt out; what the kernel computes.
 

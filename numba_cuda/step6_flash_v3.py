@@ -51,7 +51,6 @@ tiles, with the late factor: 0.87 to 1.09 (d = 128, N = 16384).
 
 import math
 from functools import cache
-from typing import NamedTuple
 
 import numpy as np
 from numba import cuda
@@ -60,64 +59,15 @@ from numba.cuda.types import float32, int32, uint32, uint64
 from flash_cuda import ptx_hopper as ptx
 from flash_cuda import step4_causal
 from flash_cuda.hopper_ops import hopper_ops
+from flash_cuda.hopper_shapes import BARRIER, Shape, shape_for
 from flash_cuda.launch import prepare, storage
-from flash_cuda.schedule import group_size
-from flash_cuda.tensor_map import address_of, obstacle
+from flash_cuda.schedule import group_size, key_tiles_of
+from flash_cuda.tensor_map import as_copied
 from refimpl.tiling import Tile
 
-BARRIER = 8  # bytes of an mbarrier; those of a ring of n stages: n "full" ones, then n "empty" ones
 FAR = 1 << 29  # further than any key from any row
 LOG2E = math.log2(math.e)
 TINY = np.float32(2.0**-100)  # in the place of a scale of 0: all weights are 1, and a hidden -inf does not become NaN
-
-
-class Shape(NamedTuple):
-    """What a kernel is made for.
-
-    Br, Bc: tile. D: head room. k_stages, v_stages, q_stages: buffers for tiles of K, V and Q in shared memory. turns:
-    the warpgroups start their products one after the other, so that one's softmax falls under the products of the rest.
-    """
-
-    Br: int
-    Bc: int
-    D: int
-    k_stages: int = 2
-    v_stages: int = 2
-    q_stages: int = 2
-    turns: bool = False
-
-    @property
-    def consumers(self):
-        """Consumer warpgroups."""
-        return self.Br // 64
-
-    @property
-    def threads(self):
-        """Threads a block."""
-        return 128 * (self.consumers + 1)
-
-    @property
-    def shared_bytes(self):
-        """Dynamic shared memory: the tiles, the barriers, and what aligning to a swizzle atom may skip."""
-        rows = self.q_stages * self.Br + (self.k_stages + self.v_stages) * self.Bc
-        stages = self.q_stages + self.k_stages + self.v_stages
-        return 2 * self.D * rows + 2 * BARRIER * stages + ptx.SWIZZLE_ATOM
-
-
-SHAPES = {
-    64: Shape(192, 128, 64, 3, 3, turns=True),
-    128: Shape(128, 128, 128, 2, 3),
-    192: Shape(128, 80, 192),
-    256: Shape(128, 64, 256, 2, 2, 1),
-}
-SHORT_CAUSAL = Shape(128, 192, 64, 3, 3, turns=True)  # for which 192 rows would hide much of their last key tiles
-SHORT = 1536
-
-
-def shape_for(d, Nq, causal):
-    """The shape that was fastest on an H200 for a head dim, number of queries, and with or without a causal mask."""
-    D = next((D for D in SHAPES if d <= D), max(SHAPES))
-    return SHORT_CAUSAL if D == 64 and causal and Nq <= SHORT else SHAPES[D]
 
 
 @cache
@@ -461,7 +411,7 @@ def attention(
     tiles, heads = p.B * p.Hq * p.Tr, p.B * p.Hq
     if not tiles:
         return p.results()
-    q, k, v = (_as_copied(p.on, *named) for named in (("Q", Q, p.Q), ("K", K, p.K), ("V", V, p.V)))
+    q, k, v = (as_copied(p.on, *named) for named in (("Q", Q, p.Q), ("K", K, p.K), ("V", V, p.V)))
     maps = p.on.tensor_maps((q, shape.Br), (k, shape.Bc, seen), (v, shape.Bc, seen))
     blocks = min(tiles, p.on.multiprocessors)
     group = group_size(key_tiles_of(p, low, high), heads, 2 * p.Nk * (d + dv) * p.Hk // p.Hq, blocks)
@@ -491,18 +441,6 @@ def _check(p, shape, softcap):
         raise ValueError(f"shape: expected D a multiple of 64, {max(p.d, p.dv)} ... 256, got {shape}")
 
 
-def _as_copied(on, name, array, sent):
-    """The input as the copy engine reads it: as it was sent to the executor, or a copy of a host array."""
-    host = isinstance(array, np.ndarray)
-    problem = obstacle(array.shape, array.strides, 0 if host else address_of(sent), 2)
-    if problem is None:
-        return sent
-    if not host:
-        raise ValueError(f"{name}: expected an array that the copy engine can read, but {problem}; "
-                         "step5_tensor_core takes any strides")  # fmt: skip
-    return on.input(name, np.ascontiguousarray(array))
-
-
 def _band(p, causal, align, window):
     """(low, high): row r sees keys r + low ... r + high."""
     left, right = window or (None, None)
@@ -510,12 +448,3 @@ def _band(p, causal, align, window):
     low = -FAR if left is None else offset - left
     high = FAR if right is None else offset + right
     return max(low, -FAR), min(high, offset) if causal else high
-
-
-def key_tiles_of(p, low, high):
-    """How many key tiles each query tile sees; one at least, as the kernel counts."""
-    first = np.arange(p.Tr) * p.tile.Br
-    last = np.minimum(first + p.tile.Br, p.Nq) - 1
-    end = np.maximum(-(-np.clip(last + high + 1, 0, p.Nk) // p.tile.Bc), 1)
-    begin = np.minimum(np.maximum(first + low, 0) // p.tile.Bc, end - 1)
-    return tuple((end - begin).tolist())

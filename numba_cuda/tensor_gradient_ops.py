@@ -30,6 +30,7 @@ from flash_cuda.ptx import (
     store_shared_2,
     thread_index,
 )
+from flash_cuda.ptx_global import load_global_4
 from flash_cuda.tensor_ops import swizzling
 from flash_cuda.tile_ops import as_module
 
@@ -289,13 +290,24 @@ def tensor_gradient_ops(R, C, D, warps, dtype, hold, fresh, vector=False):
                     red_add(sums, first, x * EACH, acc, x)
 
     @cuda.jit(device=True)
-    def where_added(row, column):
-        """Where `add_queries` adds up the element (row, column) of dQ's tile."""
-        warp = (row // (16 * QM)) * WC + column // (16 * QC)
-        q, c = row // 16 % QM, column // 16 % QC
-        lane = 4 * (row % 8) + column % 8 // 2
-        x = 8 * (q * QC + c) + 4 * (column // 8 % 2) + 2 * (row // 8 % 2) + column % 2
-        return warp * (32 * PART) + x // ONCE * EACH + lane * LANE + x % ONCE
+    def sums_of(u):
+        """(row, column, where) of 16 sums of dQ's tile: 8 columns of a row, and of the row 8 below."""
+        block, r = u >> 3, u & 7
+        warp, x = block // (PART // 4), block % (PART // 4)
+        row = (warp // WC * QM + x // (2 * QC)) * 16 + r
+        column = (warp % WC * 2 * QC + x % (2 * QC)) * 8
+        return row, column, warp * (32 * PART) + 128 * x + 4 * r * LANE
+
+    @cuda.jit(device=True)
+    def gather(sums, i, at, factor, x):
+        """x = factor times these 16, the first row's and then the other's."""
+        four = cuda.local.array(4, float32)
+        for n in range(4):
+            load_global_4(four, 0, sums, i, int32(at + n * (4 if vector else 32)))
+            for e in range(4):
+                # Four neighbours are what a lane has of a pair of columns, or what four lanes have of one of these.
+                pair, of = (n, e) if vector else (e, n)
+                x[8 * (of // 2) + 2 * pair + of % 2] = factor * four[e]
 
     @cuda.jit(device=True)
     def stage(acc, factor, X_s):
@@ -311,4 +323,4 @@ def tensor_gradient_ops(R, C, D, warps, dtype, hold, fresh, vector=False):
 
     return as_module(at_rows, at_columns, at_sums, load_stats, share_stats, hold_stats, zero, clear, begin, begin_rows,
                      multiply, weigh, weigh_rows, hide, hide_rows, rounded, gradient, share_gradient, add_queries,
-                     where_added, stage)  # fmt: skip
+                     sums_of, gather, stage)  # fmt: skip

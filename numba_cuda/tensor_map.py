@@ -29,6 +29,18 @@ def address_of(array):
     return array.__cuda_array_interface__["data"][0]
 
 
+def as_copied(on, name, array, sent):
+    """The input as the copy engine reads it: as it was sent to the executor, or a copy of a host array."""
+    host = isinstance(array, np.ndarray)
+    problem = obstacle(array.shape, array.strides, 0 if host else address_of(sent), 2)
+    if problem is None:
+        return sent
+    if not host:
+        raise ValueError(f"{name}: expected an array that the copy engine can read, but {problem}; "
+                         "step5_tensor_core takes any strides")  # fmt: skip
+    return on.input(name, np.ascontiguousarray(array))
+
+
 def encode(*tiles):
     """Tensor maps of device arrays, one after the other.
 

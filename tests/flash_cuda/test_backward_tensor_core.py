@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from helpers_mutate import step_with
 
-from flash_cuda import backward_tensor_core
-from flash_cuda.assembler import Assembler, assemble, numba_type, resources
+from flash_cuda import backward_hopper, backward_tensor_core
+from flash_cuda.assembler import Assembler, assemble, numba_type, parse_arch, resources
 from flash_cuda.backward_tensor_core import attention_backward
-from flash_cuda.backward_tensor_shapes import KEYS, KEYS_ALONE, QUERIES, Shape, fitting, usable
+from flash_cuda.backward_tensor_shapes import KEYS, KEYS_ALONE, KEYS_BEFORE_90, QUERIES, Shape, fitting, usable
 from flash_cuda.emulator import Emulator
 from flash_cuda.launch import storage
 from flash_cuda.memory import KernelFault
@@ -195,11 +195,14 @@ def test_bad_input(change, error, says):
         attention_backward(**arrays, on=Emulator())
 
 
-def test_a_gpu_too_old_is_sent_to_the_kernel_that_runs_there():
+def test_a_gpu_of_another_generation_is_sent_to_what_runs_there():
     on, (Q, K, V, dO) = Emulator(), draw(Nq=1, Nk=1)
     on.capability = (7, 5)
     with pytest.raises(RuntimeError, match=r"on: expected .* 8.0 or more, got 7.5; backward runs there"):
         attention_backward(Q, K, V, dO, np.zeros((1, 1, 1), np.float32), dO, on=on)
+    on.capability = (10, 0)
+    with pytest.raises(RuntimeError, match=r"on: expected .* 9.x, got 10.0; backward_tensor_core runs there"):
+        backward_hopper.attention_backward(Q, K, V, dO, np.zeros((1, 1, 1), np.float32), dO, on=on)
 
 
 def test_tiles_of_the_callers_choice(monkeypatch):
@@ -224,7 +227,7 @@ def test_warps_share_a_product(C, D, warps):
 @pytest.mark.parametrize("limit", [227, 163, 99])
 def test_blocks_fit_the_shared_memory_that_there_is(D, limit):
     """On an H200 as chosen; with less, the tiles walked over shrink first."""
-    for table, keys in ((KEYS, True), (KEYS_ALONE, True), (QUERIES, False)):
+    for table, keys in ((KEYS, True), (KEYS_ALONE, True), (KEYS_BEFORE_90, True), (QUERIES, False)):
         shape = fitting(table[D], D, keys, 1024 * limit)
         assert shape.shared_bytes(D, keys) + 16 * shape.columns <= 1024 * limit
         assert (shape == table[D]) == (table[D].shared_bytes(D, keys) + 16 * table[D].columns <= 1024 * limit)
@@ -299,13 +302,16 @@ nvvm = pytest.importorskip("cuda.bindings.nvvm", reason="no NVVM: install the de
 
 
 def assembled(d, dtype, archs):
-    """Reports of all kernels for a head dim, in either mode."""
-    on = Assembler(*archs)
+    """Reports of all kernels for a head dim, in either mode, as each architecture has them."""
     Q, K, V, dO = draw(d=d, dtype=dtype)
-    lse = np.zeros(Q.shape[:3], np.float32)
-    for deterministic in (False, True):
-        attention_backward(Q, K, V, dO, lse, dO, causal=True, on=on, deterministic=deterministic)
-    return on.reports
+    lse, reports = np.zeros(Q.shape[:3], np.float32), []
+    for arch in archs:
+        on = Assembler(arch)
+        on.capability = parse_arch(arch)[:2]
+        for deterministic in (False, True):
+            attention_backward(Q, K, V, dO, lse, dO, causal=True, on=on, deterministic=deterministic)
+        reports += on.reports
+    return reports
 
 
 def test_tensor_cores_do_the_work():
@@ -336,7 +342,7 @@ def test_tensor_cores_do_the_work():
 @pytest.mark.slow
 @pytest.mark.parametrize("d", [*KEYS, 80, 113])
 def test_every_head_room_assembles_clean(d):
-    """All kernels, in either mode, with sums added one by one, as sm_80 does."""
+    """All kernels, in either mode, with sums added one by one and four at a time."""
     reports = assembled(d, (np.float16, BF16)[d % 3 > 0], ("sm_80", "sm_90a"))
     assert {r.kernel for r in reports} == {"backward_rows", "backward_keys", "backward_queries", "backward_round"}
     for r in reports:

@@ -8,12 +8,12 @@ import pytest
 from helpers_mutate import edit, step_with
 from helpers_ptxas import MOST_SHARED, RESERVED, SERIALISED, Kept, notes, ptxas
 
+from flash_cuda import hopper_shapes
 from flash_cuda import step6_flash_v3 as step6
 
 pytest.importorskip("cuda.bindings.nvvm", reason="no NVVM: install the dev extra")
 
-SHAPES = [shape for table in ([x for x in vars(step6).values() if isinstance(x, step6.Shape)], step6.SHAPES.values())
-          for shape in table]  # fmt: skip
+SHAPES = [*hopper_shapes.SHAPES.values(), hopper_shapes.SHORT_CAUSAL]
 
 
 def assembled(shape, dtype=np.float16, module=step6, **options):
@@ -40,7 +40,7 @@ def check(shape, tmp_path, **more):
 
 
 def test_head_dim_64(tmp_path):
-    check(step6.SHAPES[64], tmp_path)
+    check(hopper_shapes.SHAPES[64], tmp_path)
 
 
 @pytest.mark.slow
@@ -51,8 +51,8 @@ def test_every_shape(shape, tmp_path):
 
 @pytest.mark.slow
 def test_bf16_and_a_negative_scale(tmp_path):
-    check(step6.SHAPES[128], tmp_path, dtype=ml_dtypes.bfloat16)
-    check(step6.SHAPES[128], tmp_path, scale=-1.0)
+    check(hopper_shapes.SHAPES[128], tmp_path, dtype=ml_dtypes.bfloat16)
+    check(hopper_shapes.SHAPES[128], tmp_path, scale=-1.0)
 
 
 @pytest.mark.slow
