@@ -6,7 +6,7 @@ from rich.console import Console
 
 from verify import options
 from verify.cases import DEFAULT
-from verify.diagnose import report, self_test, subjects
+from verify.diagnose import in_examples, report, self_test, subjects
 from verify.diagnose.diagnosis import NONE, diagnose
 from verify.foreign import probe as foreign_probe
 from verify.foreign import spec as foreign
@@ -39,7 +39,7 @@ def run(args) -> int:
     if args.self_test:
         with bar("diagnose") as update:
             trials = self_test.run(args.all, progress=update)
-        for line in report.self_test_lines(trials):
+        for line in report.self_test_lines(trials, in_examples.left_out()):
             console.print(line)
         return 0 if self_test.score(trials).passed else 1
     ours = args.kernel in ALL

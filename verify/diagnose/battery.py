@@ -145,6 +145,8 @@ FORWARD = [
     Row("causal_ragged", "causal, fewer queries than keys", (141, 333), (29, 45), options=CAUSAL),
     Row("empty_rows", "causal, rows without keys", (260, 150), (50, 29), options=CAUSAL),
     Row("causal_edges", "causal, diagonals near tile edges", (257, 256), (33, 32), options=CAUSAL),
+    Row("causal_hides_one", "causal, a tile's first row misses its last key", (258, 256), (34, 32), options=CAUSAL),
+    Row("causal_shows_one", "causal, a tile's last row sees one key of the next", (256, 257), (32, 33), options=CAUSAL),
     Row("causal_negative", "causal, all scores very low", (128, 128), (40, 40), recipe="all_negative", options=CAUSAL),
     Row("top_left", "causal, starts aligned", (101, 203), (29, 45), options=TOP_LEFT),
     Row("nan_hidden", "NaN and inf where no row sees them", (40, 90), (13, 20), recipe="nan_hidden", options=TOP_LEFT),

@@ -7,10 +7,22 @@ from verify.diagnose.faults_backward import BACK
 from verify.diagnose.gradients import Gradients
 
 
+class _InOne(Gradients):
+    """Only one of the two passes has the fault, where dQ has a loop of its own, and dK and dV another."""
+
+    RIGHT = ()
+
+    def backward(self):
+        right = Gradients(self.probe, self.tiling).backward()
+        return super().backward() | {name: right[name] for name in self.RIGHT}
+
+
 def _forgets(name, what, look, needs, **steps):
-    """A backward pass in which an option of the forward is missing or wrong."""
-    model = type(name, (Gradients,), steps)
-    fault(name, what, BACK, look, needs)(model)
+    """A backward pass in which an option of the forward is missing or wrong; in all of it, or in one of two passes."""
+    fault(name, what, BACK, look, needs)(type(name, (Gradients,), steps))
+    for says, right in (("dQ", ("dK", "dV")), ("dK and dV", ("dQ",))):
+        model = type(name, (_InOne,), steps | {"RIGHT": right})
+        fault(name, f"{what}, for {says} alone", BACK, look, needs)(model)
 
 
 def _all(self):
@@ -89,20 +101,20 @@ _forgets(
     "softcap",
     cap_slope=lambda self, raw: 1 - np.tanh(np.tanh(raw / c)) ** 2 if (c := self.option("softcap")) else 1.0,
 )
-_forgets(
-    "dropout_missing_in_backward",
-    "dropout missing in the backward pass",
-    "dropout where P is recomputed",
-    "keep",
-    keep_values=lambda self: None,
-    keep_products=lambda self: None,
-)
 _forgets("dropout_missing_in_dV", "dropout missing in dV", "the weights in dV", "keep", keep_values=lambda self: None)
 _forgets(
     "dropout_missing_in_dP",
     "dropout missing in dP",
     "dP, before D is subtracted",
     "keep",
+    keep_products=lambda self: None,
+)
+_forgets(
+    "dropout_missing_in_backward",
+    "dropout missing in the backward pass",
+    "dropout where P is recomputed",
+    "keep",
+    keep_values=lambda self: None,
     keep_products=lambda self: None,
 )
 _forgets(

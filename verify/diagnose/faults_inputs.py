@@ -111,12 +111,22 @@ class _(Reference):
         return Q[..., : self.d - 1] @ K[..., : self.d - 1].swapaxes(-1, -2)
 
 
-@fault("dv_cut_to_d", "columns of O past d not computed", "18.4.3", "d in the place of dv")
-class _(Reference):
-    def forward(self):
-        out = super().forward()
-        out["O"][..., self.d :] = 0
-        return out
+_COLUMNS = {
+    "columns of O past d": lambda r: r.d,
+    **{f"columns of O past the first {n}": lambda r, n=n: n for n in (8, 16, 32, 64, 128)},
+    **{f"columns of O past whole groups of {n}": lambda r, n=n: r.dv // n * n for n in (4, 8, 16)},
+    "the last column of O": lambda r: r.dv - 1,
+}
+for _what, _count in _COLUMNS.items():
+
+    @fault("O_columns_dropped", f"{_what} not computed", "18.4.3", "the loop over the columns of V: dv, not d")
+    class _(Reference):
+        COUNT = staticmethod(_count)
+
+        def forward(self):
+            out = super().forward()
+            out["O"][..., self.COUNT(self) :] = 0
+            return out
 
 
 class _Heads(Reference):

@@ -88,7 +88,7 @@ class _(Reference):
 class Tiles(Reference):
     """Row and key tiles as index arrays."""
 
-    tiled = "Br Bc"
+    tiled, rows_matter = "Br Bc", ("causal", "window")
 
     def key_tiles(self):
         return [slice(0, self.padded_keys())]
@@ -131,6 +131,16 @@ class _(Tiles):
             return np.True_
         full = self.tile_keys()[1] - 1 <= self.tile_rows()[0]
         return full | (self.key() <= self.row())
+
+
+@fault("edge_tile_taken_for_full", "whole tiles not masked though their last key is hidden from their first row",
+       CAUSAL, "the comparison that calls a tile full", "causal")  # fmt: skip
+class _(Tiles):
+    def causal(self):
+        if not self.option("causal"):
+            return np.True_
+        end = (self.key() // self.tiling.Bc + 1) * self.tiling.Bc
+        return ((end <= self.Nk) & (end - 2 <= self.tile_rows()[0])) | (self.key() <= self.row())
 
 
 @fault(

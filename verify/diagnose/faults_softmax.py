@@ -34,6 +34,20 @@ class _(Tiled):
         return np.ones_like(m)
 
 
+@fault(
+    "nothing_rescaled",
+    "each key tile's sums, taken against its own maximum, added up as they are",
+    ONLINE,
+    "the merge of partial results: each by exp of its maximum minus the largest",
+)
+class _(Tiled):
+    def alpha(self, m, m_new, tile_max):
+        return np.ones_like(m)
+
+    def weights(self, x, m_new, m, tile_max):
+        return self.exp(x - pivot(tile_max)[..., None])
+
+
 @fault("alpha_inverted", "alpha = exp(m_new - m) instead of exp(m - m_new)", ONLINE, "the sign in alpha's exponent")
 class _(Tiled):
     def alpha(self, m, m_new, tile_max):
@@ -52,6 +66,13 @@ class _(Tiled):
 class _(Tiled):
     def alpha(self, m, m_new, tile_max):
         return self.exp(m - pivot(tile_max))
+
+
+@fault("alpha_of_tile_max", "alpha taken to the tile's own maximum, and 1 where the tile is hidden", ONLINE,
+       "what alpha subtracts")  # fmt: skip
+class _(Tiled):
+    def alpha(self, m, m_new, tile_max):
+        return np.where(np.isneginf(tile_max), 1, self.exp(m - pivot(tile_max)))
 
 
 @fault("alpha_squared", "alpha applied twice to O_acc", ONLINE, "whether O_acc is rescaled in two places")
@@ -115,6 +136,17 @@ class _(Tiled):
 
     def first_max(self):
         return 0.0
+
+
+@fault("max_missing", "the maximum forgotten after every tile: alpha takes it, the weights and the next tile do not",
+       ONLINE, "whether the new maximum is kept")  # fmt: skip
+class _(Tiled):
+    def running_max(self, m, tile_max):
+        return np.zeros_like(m)
+
+    def alpha(self, m, m_new, tile_max):
+        top = np.maximum(m, tile_max)
+        return np.where(np.isneginf(top), 1, self.exp(m - pivot(top)))
 
 
 @fault("max_of_unscaled", "the maximum of unscaled scores, which a negative scale makes a minimum", ONLINE,

@@ -71,6 +71,20 @@ for _left, _right, _says in ((-1, 0, "left end one key too near"), (1, 0, "left 
             return near if right is None else near & (self.key() <= self.row() + right + self.MORE[1])
 
 
+    @fault("window_off_by_one", f"the window's {_says}, where causal is a window with right end 0", "18.7.1",
+           "the comparisons of the window")  # fmt: skip
+    class _(Reference):
+        MORE = _left, _right
+
+        def causal(self):
+            return self.key() <= self.row() + self.MORE[1] if self.option("causal") else np.True_
+
+        def window(self):
+            left, right = self.option("window") or (None, None)
+            near = np.True_ if left is None else self.key() >= self.row() - left - self.MORE[0]
+            return near if right is None else near & (self.key() <= self.row() + right + self.MORE[1])
+
+
 @fault("window_ignored", "the window missing", "18.7.1", "whether the window is applied", "window")
 class _(Reference):
     def window(self):
@@ -105,6 +119,13 @@ class _(Reference):
         if self.option("window") is None:
             return np.True_
         left, right = (x or 0 for x in self.option("window"))
+        return (self.key() >= self.row() - left) & (self.key() <= self.row() + right)
+
+
+@fault("window_none_is_0", "no window taken for one of (0, 0)", "18.7.1", "the marker of no bound")
+class _(Reference):
+    def window(self):
+        left, right = (x or 0 for x in self.option("window") or (0, 0))
         return (self.key() >= self.row() - left) & (self.key() <= self.row() + right)
 
 

@@ -26,7 +26,7 @@ EXPECTED = {
     "ragged_tile_unmasked": "ragged_tile_not_masked",
     "last_key_masked": "last_key_dropped",
     "head_dim_cut": "head_dim_tail_dropped",
-    "dv_cut": "dv_cut_to_d",
+    "dv_cut": "O_columns_dropped",
     "diagonal_one_short": "diagonal_one_short",
     "diagonal_one_far": "diagonal_one_far",
     "tall_tile_only_last_masked": "only_last_tile_masked",

@@ -4,7 +4,9 @@ from importlib import import_module
 
 from verify.diagnose.fault import FAULTS, Fault
 
-MODULES = ("backward", "backward_options", "inputs", "masks", "windows", "options", "precision", "softmax", "lse")
+MODULES = (
+    "backward", "backward_options", "inputs", "masks", "windows", "tiles", "options", "precision", "softmax", "lse",
+)  # fmt: skip
 
 for _module in MODULES:
     import_module(f"verify.diagnose.faults_{_module}")  # registers its faults

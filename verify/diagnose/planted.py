@@ -51,14 +51,25 @@ def changed(stem, edits=()) -> ModuleType:
     ValueError
         If an edit's old text does not occur exactly once.
     """
-    text = (files("verify.diagnose.strangers") / f"{stem}.py").read_text(encoding="utf-8")
-    for old, new in edits:
-        if text.count(old) != 1:
-            raise ValueError(f"{stem}: {old!r} occurs {text.count(old)} times")
-        text = text.replace(old, new)
+    text = edited((files("verify.diagnose.strangers") / f"{stem}.py").read_text(encoding="utf-8"), edits, stem)
     module = ModuleType(f"stranger_{stem}")
     exec(compile(text, f"<planted in {stem}>", "exec"), module.__dict__)
     return module
+
+
+def edited(text, edits, name) -> str:
+    """A kernel's text after edits.
+
+    Raises
+    ------
+    ValueError
+        As `changed`.
+    """
+    for old, new in edits:
+        if text.count(old) != 1:
+            raise ValueError(f"{name}: {old!r} occurs {text.count(old)} times")
+        text = text.replace(old, new)
+    return text
 
 
 def _read() -> list[Planted]:

@@ -48,6 +48,7 @@ class Reference:
     """
 
     tiled = ""  # what predictions depend on: "", "Bc", "Br Bc"; "Bc order" where the order of key tiles matters too
+    rows_matter = ()  # options of which one has to be given for Br to change anything; it always may if empty
 
     def __init__(self, probe, tiling=None):
         self.probe, self.tiling = probe, tiling or Tiling()
@@ -55,6 +56,7 @@ class Reference:
         self.B, self.Hq, self.Nq, self.d = probe.Q.shape
         self.Hk, self.Nk, self.dv = probe.K.shape[1], probe.K.shape[2], probe.V.shape[3]
         self.group = self.Hq // self.Hk
+        self.padded = None  # K with zeros past its end, if it is the probe's own
         self.wild = None  # rows (B, Hq, Nq) of which a fault only says that they are wrong
 
     def option(self, name):
@@ -78,7 +80,9 @@ class Reference:
             K, V = K[:, heads], V[:, heads]
         V = self.unseen(V)
         if more := self.padded_keys() - self.Nk:
+            own = K is self.probe.wide[1]
             K, V = (np.pad(x, ((0, 0), (0, 0), (0, more), (0, 0))) for x in (K, V))
+            self.padded = K if own else None
         return Q, K, V
 
     def scale(self):
@@ -99,6 +103,8 @@ class Reference:
         """q.k"""
         if Q is self.probe.wide[0] and K is self.probe.wide[1]:
             return self.probe.product
+        if Q is self.probe.wide[0] and K is self.padded:
+            return self.to_keys(self.probe.product, 0.0)
         return Q @ K.swapaxes(-1, -2)
 
     def cap(self, s):

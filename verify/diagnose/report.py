@@ -81,8 +81,8 @@ def _same(match, other):
     return (match.explained, match.kept, round(match.share, 2)) == (other.explained, other.kept, round(other.share, 2))
 
 
-def self_test_lines(trials) -> list[str]:
-    """Every trial that went wrong, and the figures."""
+def self_test_lines(trials, left_out=()) -> list[str]:
+    """Every trial that went wrong, and the figures; at the end what could not be tried, and why."""
     out = []
     for t in trials:
         if not t.ok:
@@ -106,4 +106,4 @@ def self_test_lines(trials) -> list[str]:
     if s.unseen:
         out.append(f"  and {s.unseen} that no probe sees")
     out.append(f"right kernels: {s.right}, called wrong: {s.accused} (goal 0)")
-    return out
+    return out + [f"left out: {line}" for line in left_out]

@@ -15,9 +15,11 @@ SIZES = (16, 32, 48, 64, 80, 96, 128, 192, 256)
 ROW_SIZES = (16, 32, 48, 64, 96, 128)
 SMALL_SIZES = (8, 12, 16, 24, 32, 48)
 SMALL_ROW_SIZES = (8, 16, 32)
+KEY_BY_KEY = 1  # a kernel with a warp or a thread to a row may update its state after every key
 HIT = 0.9  # share of a probe's affected elements that have to come out as predicted
 CLOSE = 0.02  # of an element's error, which a prediction may leave
 CHEAP = 20_000  # scores of a probe on which everything is tried
+A_STEP = 32  # scores that take as long as a step to the next key, where a tile is a single one
 WITHIN = 4.0  # factor within which the size of an error that is a matter of rounding has to be predicted
 
 
@@ -67,8 +69,9 @@ def search(samples: list[Sample], small: bool) -> list[Match]:
     """
     runs = sorted((s for s in samples if not s.raised), key=_cost)
     failing = [s for s in runs if s.wrong and s.probe.K.shape[2] > 1]
-    if failing and _cost(failing[0]) <= CHEAP:  # then it comes first, as it rules out most
-        runs.sort(key=lambda s: s is not failing[0])
+    if failing and _cost(failing[0]) <= CHEAP:  # then such come first, as they rule out most
+        first = [s for s in failing if _cost(s) <= CHEAP]
+        runs.sort(key=lambda s: s not in first)
     elif not any(s.wrong for s in runs):
         return []
     found = {}
@@ -94,15 +97,16 @@ def _rank(match):
 
 
 def _cost(sample):
-    """Scores of a probe: the cheap ones first, as most faults are ruled out by one of them."""
+    """What a prediction costs, scores and steps over keys: cheap probes come first, as they rule out most faults."""
     Q, K = sample.probe.Q, sample.probe.K
-    return Q.shape[0] * Q.shape[1] * Q.shape[2] * K.shape[2]
+    return (Q.shape[0] * Q.shape[1] * Q.shape[2] + A_STEP) * K.shape[2]
 
 
 def tilings(fault: Fault, small: bool) -> list[Tiling]:
     """What is tried: tile sizes, the order of key tiles, ways of going back, as far as a fault depends on them."""
     sizes, heights = (SMALL_SIZES, SMALL_ROW_SIZES) if small else (SIZES, ROW_SIZES)
     orders = (False, True) if "order" in fault.tiled else (False,)
+    sizes += (KEY_BY_KEY,) if "order" in fault.tiled else ()
     rows, columns = heights if "Br" in fault.tiled else heights[:1], sizes if "Bc" in fault.tiled else sizes[:1]
     either = (False, True) if fault.backward else (False,)
     return [Tiling(*point) for point in product(rows, columns, orders, either, either)]
@@ -194,11 +198,12 @@ def _of_that_size(got, claim, truth):
 @lru_cache(maxsize=40_000)
 def prediction(probe, key, tiling):
     """What a fault makes of a probe, and the rows that it only calls wrong; kept, as many kernels meet one probe."""
-    n = probe.K.shape[2]
-    cut = replace(tiling, Bc=min(tiling.Bc, max(1, n)))
-    if cut != tiling and "order" in FAULTS[key].tiled:
-        return prediction(probe, key, cut)  # for a running state, a tile longer than the keys is one of any length
-    return FAULTS[key].predict(probe, tiling)
+    n, fault, cut = probe.K.shape[2], FAULTS[key], tiling
+    if "order" in fault.tiled:  # for a running state, a tile longer than the keys is one of any length
+        cut = replace(cut, Bc=min(tiling.Bc, max(1, n)))
+    if fault.model.rows_matter and not any(probe.options.get(name) for name in fault.model.rows_matter):
+        cut = replace(cut, Br=1)
+    return fault.predict(probe, tiling) if cut == tiling else prediction(probe, key, cut)
 
 
 def _top(x):

@@ -1,10 +1,10 @@
 """The diagnosis diagnosed: bugs planted in implementations other than its models, and kernels with none."""
 
 import random
+from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 
-import verify
+from verify.diagnose import in_examples
 from verify.diagnose.diagnosis import NONE, diagnose
 from verify.diagnose.grafted import EXPECTED
 from verify.diagnose.planted import OUTSIDE, PLANTED, RIGHT, changed
@@ -17,7 +17,6 @@ FIRST, AMONG_THREE, WRONG = 0.80, 0.95, 1
 LIMIT = 300.0
 SAMPLE = 16  # mutants of our own kernels that are emulated
 SEED = 0  # of the draw
-EXAMPLES = {"numpy_attention_wrong.py": "O_not_rescaled"}
 OUR_RIGHT = ("step3_flash_v2", "refimpl.step2_flash_v1")
 
 
@@ -28,7 +27,7 @@ class Trial:
     Attributes
     ----------
     id, implementation : str
-        The implementation is "NumPy", "numba" or "example".
+        The implementation is "NumPy", "numba", or such as "Triton example".
     dtype : str
     expected : str or None
         A name, OUTSIDE, or None for a right kernel.
@@ -36,7 +35,6 @@ class Trial:
         Up to three, the likeliest first.
     seen : bool
         Some probe failed.
-    seconds : float
     """
 
     id: str
@@ -102,9 +100,15 @@ def calls(everything=False) -> list[tuple]:
     found = [("planted", n, dtype) for n, bug in enumerate(PLANTED) for dtype in bug.dtypes]
     found += [("right", stem, dtype) for stem, dtypes in RIGHT.items() for dtype in dtypes]
     found += [("ours", name, "fp32") for name in OUR_RIGHT]
-    found += [("example", name, "fp32") for name in EXAMPLES if (_examples() / name).is_file()]
+    here = [file for file in in_examples.FILES if not in_examples.missing(file)]
+    found += [("right example", file, dtype) for file in here for dtype in in_examples.types(file)]
+    found += [
+        ("example", n, dtype)
+        for n, bug in enumerate(in_examples.EXAMPLES) if bug.file in here
+        for dtype in bug.dtypes if dtype in in_examples.types(bug.file)
+    ]
     drawn = mutants(bodies=False) if everything else sorted(random.Random(SEED).sample(mutants(), SAMPLE))
-    return found + [("mutant", name, "fp32") for name in drawn]
+    return found + [("mutant", name, _turn(name, at)) for at, name in enumerate(drawn)]
 
 
 def mutants(bodies=True) -> list[str]:
@@ -114,8 +118,11 @@ def mutants(bodies=True) -> list[str]:
     return [name for name in EXPECTED if MUTANTS[name].in_numba or not bodies]
 
 
-def _examples() -> Path:
-    return Path(verify.__file__).parent.parent / "examples"
+def _turn(name, at):
+    """A storage type for a mutant: each of its own in turn."""
+    from verify.mutants import MUTANTS
+
+    return MUTANTS[name].dtypes[at % len(MUTANTS[name].dtypes)]
 
 
 def run(everything=False, jobs=None, progress=lambda done, total: None) -> list[Trial]:
@@ -127,37 +134,51 @@ def run(everything=False, jobs=None, progress=lambda done, total: None) -> list[
         If a trial does not come back.
     """
     made = calls(everything)
-    answers = each("verify.diagnose.self_test:trial", made, limit=LIMIT, jobs=jobs, progress=progress)
+    answers = each("verify.diagnose.self_test:trial", made, limit=LIMIT, jobs=jobs, groups=[*map(_group, made)],
+                   progress=progress)  # fmt: skip
     for call, (_, failure) in zip(made, answers, strict=True):
         if failure:
             raise RuntimeError(f"{call}: {failure}")
     return [found for found, _ in answers]
 
 
+def _group(call):
+    """The kind of process that a trial needs."""
+    kind, key, _ = call
+    if kind == "example":
+        return in_examples.needs_process(in_examples.EXAMPLES[key].file)
+    return in_examples.needs_process(key) if kind == "right example" else ""
+
+
 def trial(kind, key, dtype) -> Trial:
     """Diagnose one kernel."""
-    name, implementation, subject, expected = SUBJECTS[kind](key)
-    found = diagnose(subject, (dtype,), locate=False)
+    name, implementation, context, expected = SUBJECTS[kind](key)
+    with context as subject:
+        found = diagnose(subject, (dtype,), locate=False)
     return Trial(name, implementation, dtype, expected, tuple(found.names), found.verdict != NONE)
 
 
 def _planted(n):
     bug = PLANTED[n]
-    return bug.id, "NumPy", of_module(bug.module(), bug.stem), bug.expected
+    return bug.id, "NumPy", nullcontext(of_module(bug.module(), bug.stem)), bug.expected
 
 
 def _right(stem):
-    return f"{stem}: right", "NumPy", of_module(changed(stem), stem), None
+    return f"{stem}: right", "NumPy", nullcontext(of_module(changed(stem), stem)), None
 
 
 def _ours(name):
-    return f"{name}: right", "numba" if "." not in name else "NumPy", registered(name, "emulated"), None
+    kernel = registered(name, "emulated")
+    return f"{name}: right", "numba" if "." not in name else "NumPy", nullcontext(kernel), None
 
 
-def _example(name):
-    from verify.foreign.import_file import import_file
+def _example(n):
+    bug = in_examples.EXAMPLES[n]
+    return bug.id, in_examples.written_in(bug.file), in_examples.subject(bug.file, bug.edits), bug.expected
 
-    return f"examples/{name}", "example", of_module(import_file(_examples() / name), name), EXAMPLES[name]
+
+def _right_example(file):
+    return f"examples/{file}: right", in_examples.written_in(file), in_examples.subject(file), None
 
 
 def _mutant(name):
@@ -171,7 +192,8 @@ def _mutant(name):
         registered(mutant.through, "emulated").offers | OURS,
         small=True,
     )
-    return f"{mutant.through}: {name}", "numba", subject, EXPECTED[name]
+    return f"{mutant.through}: {name}", "numba", nullcontext(subject), EXPECTED[name]
 
 
-SUBJECTS = {"planted": _planted, "right": _right, "ours": _ours, "example": _example, "mutant": _mutant}
+SUBJECTS = {"planted": _planted, "right": _right, "ours": _ours, "example": _example,
+            "right example": _right_example, "mutant": _mutant}  # fmt: skip

@@ -37,6 +37,8 @@ class Subject:
         Probes of the size that can be emulated.
     whole, square
         As `battery`.
+    with_gradients : frozenset of str or None
+        What it takes together with a backward pass, if not all.
     """
 
     name: str
@@ -47,10 +49,12 @@ class Subject:
     small: bool = False
     whole: int = 1
     square: bool = False
+    with_gradients: frozenset | None = None
 
     def takes(self, probe: Probe) -> bool:
         """Whether it is run on a probe at all."""
-        return probe.needs <= self.offers
+        needs = probe.needs
+        return needs <= self.offers and ("backward" not in needs or needs <= (self.with_gradients or self.offers))
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,7 @@
 
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 
 from refimpl.tiling import Tile
@@ -69,10 +70,10 @@ def registered(name, executor) -> Subject:
     executor = executor if kernel.runs == "cuda" else "numpy"
     small = executor == "emulated"
     d = 64 if executor == "gpu" else None
-    words = kernel.options | OURS
-    if kernel.d_unit > 1:
-        words -= {"odd_d"}
-    return Subject(name, lambda probe: run_ours(name, probe, executor), words, kernel.dtypes, d, small)
+    lost = {"odd_d"} if kernel.d_unit > 1 else set()
+    words, back = kernel.options | OURS, kernel.gradients and (kernel.gradients.options | OURS) - lost
+    run = partial(run_ours, name, executor=executor)
+    return Subject(name, run, words - lost, kernel.dtypes, d, small, with_gradients=back)
 
 
 def of_module(module, name, function="attn") -> Subject:
@@ -83,7 +84,12 @@ def of_module(module, name, function="attn") -> Subject:
     says = getattr(module, "CAPABILITIES", {})
     back = backward_signature(backward) if backward else ({}, frozenset())
     loaded = Loaded(fn, parameters, needed, "numpy", "at hand", says, backward, *back)
-    return Subject(name, lambda probe: foreign_outputs(loaded, probe), offered(loaded), says.get("dtypes", ("fp32",)))
+    return of_loaded(loaded, name, says.get("dtypes", ("fp32",)))
+
+
+def of_loaded(loaded: Loaded, name, dtypes, small=False) -> Subject:
+    """A stranger's kernel that was imported; its own signature says what it takes."""
+    return Subject(name, lambda probe: foreign_outputs(loaded, probe), offered(loaded), dtypes, small=small)
 
 
 def offered(loaded: Loaded) -> frozenset:

@@ -136,6 +136,11 @@ def control(keys) -> list:
     return [(kernel, trial.attempt(shipped, kernel, case, dtype, seed)) for kernel, case, dtype, seed in keys]
 
 
+def work(kind, *args) -> list:
+    """A hunt or a share of the controls. Runs in a worker."""
+    return {"hunt": hunt, "control": control}[kind](*args)
+
+
 def control_keys(seeds) -> list:
     """What correct kernels are run on: (kernel, case, dtype, seed).
 
@@ -171,17 +176,13 @@ def run(names, dtypes, *, seeds, full=False, jobs=None, progress=lambda done, to
     hunts = [(name, tuple(dtypes), full) for name in names if types_of(MUTANTS[name], dtypes)]
     keys = control_keys(seeds)
     shares = [(list(share),) for _, share in groupby(keys, key=lambda key: (key[3], key[2]))]
-    total = len(hunts) + len(shares)
-    given = {"limit": LIMIT, "jobs": jobs or cores()}
-    hunted = each("verify.mutants.campaign:hunt", hunts, **given, progress=lambda done, _: progress(done, total))
-    rows = []
+    # Together: the same processes, with what they have computed, and none of them waits for the last of the hunts.
+    calls = [("hunt", *args) for args in hunts] + [("control", *args) for args in shares]
+    answers = each("verify.mutants.campaign:work", calls, limit=LIMIT, jobs=jobs or cores(), progress=progress)
+    hunted, controlled, rows = answers[: len(hunts)], answers[len(hunts) :], []
     for (name, *_), (found, failure) in zip(hunts, hunted, strict=True):
         of = len(trial.cases_for(MUTANTS[name]))
         rows += found or [Row(name, dtype, (), of, failure=failure) for dtype in types_of(MUTANTS[name], dtypes)]
-    controlled = each(
-        "verify.mutants.campaign:control", shares, **given,
-        progress=lambda done, _: progress(len(hunts) + done, total),
-    )  # fmt: skip
     controls = [pair for found, _ in controlled for pair in found or ()]
     failures = tuple(f"{len(share[0])} runs of seed {share[0][0][3]}: {failure}"
                      for share, (_, failure) in zip(shares, controlled, strict=True) if failure)

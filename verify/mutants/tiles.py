@@ -111,7 +111,7 @@ ENTRIES = (
         "18.4.3", "tiles",
         (Edit(TILE_OPS, "accumulate", "O_acc[a, v] += p * value[v]",
               "O_acc[a, v] += p * value[v] if tx + v * TX < 8 else float32(0.0)"),),
-        through=V2, bug="dv_cut_to_d", first=("dv_not_d", "odd_head_dim"),
+        through=V2, bug="O_columns_dropped", first=("dv_not_d", "odd_head_dim"),
     ),
     Mutant(
         "ragged_query_tile_lost", "a query tile that is not full writes into the tile before",

@@ -90,7 +90,7 @@ def attempt(graft, kernel, case, dtype, seed=None, tile=None) -> Trial:
     """
     problem, known = posed(case, dtype, seed)
     try:
-        return _judged(problem, known, *produced(graft, kernel, problem, tile))
+        return _worst(problem, known, *produced(graft, kernel, problem, tile))
     except memory.KernelFault as fault:
         kill = next((word for kind, word in FAULTS.items() if isinstance(fault, kind)), "fault")
         return Trial(case, dtype, problem.seed, kill, _by_numbers(graft, kernel, problem, known, tile), _line(fault))
@@ -99,9 +99,16 @@ def attempt(graft, kernel, case, dtype, seed=None, tile=None) -> Trial:
 
 
 def produced(graft, kernel, problem, tile=None, watch=True) -> tuple:
-    """Run a kernel out of a graft on inputs of its own; return (outputs by name, the problem with those inputs).
+    """Run a kernel out of a graft on inputs of its own.
 
     One of flash_cuda's kernels is emulated, with the race detector or without.
+
+    Returns
+    -------
+    list of dict
+        Outputs by name, for each way to the gradients.
+    Problem
+        With those inputs.
     """
     arrays = {name: getattr(problem, name) for name in "QKV"}
     # A view keeps the layout that it is there for; the emulator lets nobody write to it.
@@ -110,7 +117,7 @@ def produced(graft, kernel, problem, tile=None, watch=True) -> tuple:
     where = {"tile": graft.load("refimpl.tiling").Tile(size.Br, size.Bc)}
     if ALL[kernel].runs == "cuda":
         where |= {"on": emulator.Emulator(problem.seed, watch=watch), "threads": SMALL_THREADS}
-    return calls.outputs(ALL[kernel], problem, where, load=graft.load), problem
+    return list(calls.runs(ALL[kernel], problem, where, graft.load, ALL[kernel].judged_ways(emulated=True))), problem
 
 
 def changed(graft, kernel, case, dtype, tile=None) -> bool:
@@ -121,7 +128,7 @@ def changed(graft, kernel, case, dtype, tile=None) -> bool:
     except Exception:
         return True
     shipped = _shipped(kernel, case, dtype, tile)
-    return any(found[name].tobytes() != shipped[name].tobytes() for name in shipped)
+    return any(x[name].tobytes() != y[name].tobytes() for x, y in zip(found, shipped, strict=True) for name in y)
 
 
 @lru_cache(maxsize=256)
@@ -134,6 +141,15 @@ def posed(case, dtype, seed):
 @cache
 def _shipped(kernel, case, dtype, tile):
     return produced(Graft(()), kernel, posed(case, dtype, None)[0], tile)[0]
+
+
+def _worst(given, known, found, used):
+    """The trial of the first way that is killed, or of the last."""
+    for outputs in found:
+        trial = _judged(given, known, outputs, used)
+        if trial.kill:
+            break
+    return trial
 
 
 def _judged(given, known, outputs, used):
@@ -155,7 +171,7 @@ def _judged(given, known, outputs, used):
 def _by_numbers(graft, kernel, problem, known, tile):
     """Whether the numbers of a run with no race detector fail it; None if it gives none."""
     try:
-        return bool(_judged(problem, known, *produced(graft, kernel, problem, tile, watch=False)).kill)
+        return bool(_worst(problem, known, *produced(graft, kernel, problem, tile, watch=False)).kill)
     except Exception:
         return None
 
