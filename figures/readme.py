@@ -6,7 +6,7 @@ from pathlib import Path
 
 from figures import readme_speed, records
 from verify import document, summary
-from verify.registry import CUDA
+from verify.registry import JUDGED
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 BLOCK = re.compile(r"(<!-- (steps|speed):begin[^>]*-->\n)(.*?)(<!-- \2:end -->)", re.S)
@@ -29,7 +29,7 @@ def table(folder: Path = document.RECORDS) -> str:
         "| kernel | chapter | idea | verified | time | time, causal |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for name, kernel in CUDA.items():
+    for name, kernel in JUDGED.items():
         sources = {"NumPy": kernel.reference and f"refimpl/{name}.py", "kernel": f"numba_cuda/{name}.py"}
         links = ", ".join(f"[{word}]({path})" for word, path in sources.items() if path)
         cells = [f"`{name}` ({links})", kernel.chapter, kernel.idea, _verified(verified, name)]

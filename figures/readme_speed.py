@@ -4,7 +4,7 @@ from pathlib import Path
 
 from figures import records
 from verify import document
-from verify.bench.limits import FORWARD
+from verify.bench.limits import BACKWARD, FORWARD
 from verify.bench.record import by_point
 from verify.bench.stats import paired
 from verify.bench.suite import BARS, H200, stale, standing
@@ -24,16 +24,27 @@ def table(folder: Path = document.RECORDS) -> str:
     record = records.newest("suite", folder)
     if record is None:
         return "\nNo run of the suite has been recorded yet.\n"
-    found = by_point(row for row in record["rows"] if row["direction"] == FORWARD)
+    tables = _rates(record, FORWARD), _rates(record, BACKWARD) if _timed(record, BACKWARD) else []
+    return "\n".join(["", *(line for lines in tables if lines for line in (*lines, "")), *_legend(record), ""])
+
+
+def _timed(record, direction):
+    """Whether one of ours was timed there."""
+    return any(row["direction"] == direction and row["name"] in SHOWN and "ms" in row for row in record["rows"])
+
+
+def _rates(record, direction):
+    """The lines of one direction's table."""
+    found = by_point(row for row in record["rows"] if row["direction"] == direction)
     names = [f"{length // 1024}K" for length in H200.lengths]
-    lines = [f"| forward, fp16 | {' | '.join(names)} |", f"| --- |{' --- |' * len(names)}"]
+    lines = [f"| {direction}, fp16 | {' | '.join(names)} |", f"| --- |{' --- |' * len(names)}"]
     for kernel, peers in SHOWN.items():
         for d in H200.dims:
             for causal in H200.masks:
                 cells = [_cell(found, kernel, peers, d, causal, N) for N in H200.lengths]
                 mask = ", causal" if causal else ""
                 lines.append(f"| `{kernel}`, d = {d}{mask} | {' | '.join(cells)} |")
-    return "\n".join(["", *lines, "", *_legend(record), ""])
+    return lines
 
 
 def _cell(found, kernel, peers, d, causal, N):
@@ -55,13 +66,15 @@ def _legend(record):
     means = []
     for bar in BARS:
         held = standing(bar, record)
-        if bar.direction == FORWARD and held.mean:
-            means.append(f"`{bar.kernel}` {held.mean} × {PEERS[bar.peer]}")
+        if held.mean:
+            way = "" if bar.direction == FORWARD else f" {bar.direction}"
+            means.append(f"`{bar.kernel}`{way} {held.mean} × {PEERS[bar.peer]}")
     versions = "; ".join(f"{PEERS[name]}: {record['peers'][name]}" for name in PEERS)
     old = ", ".join(stale(record))
     return [
         f"Cells: TFLOP/s · times as fast as {' · as '.join(PEERS[p] for p in SHOWN['step6_flash_v3'])} "
-        "(step 5: as FlashAttention-2 alone), medians of paired runs in turns, cold L2.",
+        "(step 5: as FlashAttention-2 alone), medians of paired runs in turns, cold L2."
+        + (" Backward: five products counted, dQ added up atomically." if _timed(record, BACKWARD) else ""),
         f"Geometric means with 95 % intervals: {', '.join(means)}.",
         f"{record['device']}, {record['made'][:10]}, {H200.heads} heads, {H200.tokens // 1024}K tokens; {versions}."
         + (f" Stale: {old}." if old else ""),

@@ -27,6 +27,9 @@ class CuPy(NumPy):
     def place(self, x):
         return f"device {x.device.id}"
 
+    def address(self, x):
+        return x.data.ptr
+
     def enter(self, x):
         return DeviceView(x, x.data.ptr, x.shape, x.strides, x.dtype)
 
@@ -84,6 +87,12 @@ class Torch(NumPy):
 
     def random(self):
         return int(self.torch.randint(0, 2**63 - 1, ()))
+
+    def layout(self, x):
+        return x.shape, x.stride(), x.dtype
+
+    def address(self, x):
+        return x.data_ptr()
 
     def enter(self, x):
         if self.host:

@@ -4,87 +4,15 @@ Everything here is in flash-attn's layout, (B, N, H, d), on arrays of the caller
 their (B, H, N, d) is a view of it; results are written in theirs, and copied once into the other order.
 """
 
-import importlib
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
 from flash_cuda import interface_checks as check
-from flash_cuda.backward import attention_backward
-from flash_cuda.general import RULE_TILES
-from flash_cuda.launch import TILES, head_room
+from flash_cuda.interface_steps import BACKWARD, Asked, choose
+from flash_cuda.launch import head_room
 from flash_cuda.tensor_map import address_of, obstacle
 from refimpl.philox import Dropout
-
-
-class Step(NamedTuple):
-    """A kernel that may be chosen: its module, the options that it can do, its tiles by head room.
-
-    capability : what the device must be: "" any, "8" that or later, "9a" exactly that
-    """
-
-    module: str
-    can: frozenset
-    tiles: dict
-    capability: str = ""
-
-    def attention(self, *args, **options):
-        return importlib.import_module(f"flash_cuda.{self.module}").attention(*args, **options)
-
-    def lacks(self, needs, asked):
-        """Why the step cannot be taken, in words; None if it can."""
-        if missing := sorted(needs - self.can):
-            return f"cannot do {', '.join(missing)}"
-        if not self.capability:
-            return None
-        major, made_for = asked.capability[0], int(self.capability.rstrip("a"))
-        if major != made_for if self.capability.endswith("a") else major < made_for:
-            later = "" if self.capability.endswith("a") else " or later"
-            return f"is made for compute capability {made_for}{later}"
-        if asked.dtype.itemsize != 2:
-            return "takes fp16 and bf16"
-        if self.module == "step6_flash_v3" and (asked.d % 8 or asked.dv % 8):
-            return "takes head dims that are multiples of 8"
-        if self.module == "step6_flash_v3" and asked.obstacle:
-            return f"cannot copy {asked.obstacle}"
-        return None
-
-
-class Asked(NamedTuple):
-    """What the choice of a step for tensor cores depends on besides options."""
-
-    capability: tuple
-    dtype: np.dtype
-    d: int
-    dv: int
-    obstacle: str = None  # which array the copy engine cannot read, and why
-
-
-SIMT = (  # fastest first; one that can do less stands before one that can do more
-    Step("step4_causal", frozenset({"causal"}), TILES),
-    Step(
-        "general",
-        frozenset({"causal", "window_size", "softcap", "alibi_slopes", "dropout_p", "lengths"}),
-        RULE_TILES,
-    ),
-)
-STEPS = (
-    Step("step6_flash_v3", frozenset({"causal", "window_size", "softcap"}), {}, "9a"),
-    Step("step5_tensor_core", frozenset({"causal"}), {}, "8"),
-    *SIMT,
-)
-
-
-def choose(needs, asked=None):
-    """The fastest step that can do all that is needed, and why in words; a SIMT one if no more is ``asked``."""
-    passed_over = []
-    for step in STEPS if asked else SIMT:
-        fault = step.lacks(needs, asked)
-        if fault is None:
-            return step, "; ".join(passed_over) or "the fastest there is"
-        passed_over.append(f"{step.module} {fault}")
-    raise AssertionError("the last step can do everything")
 
 
 @dataclass(frozen=True)
@@ -161,15 +89,16 @@ class Call:
         always = {"scale": self.scale, "causal": right == 0, "tile": self.tile, "threads": self.threads}
         return always | {name: value for name, value in options.items() if value is not None}
 
-    def asked(self, on, arrays):
+    def asked(self, on, **arrays):
         """What a step for tensor cores depends on; None where there is none to be had, or a tile was given."""
         capability = getattr(on, "capability", None)
         if capability is None or self.tile or self.threads:
             return None
         found = (None if isinstance(x, np.ndarray) else (name, obstacle(x.shape, x.strides, address_of(x), 2))
-                 for name, x in zip("qkv", arrays, strict=True))  # fmt: skip
+                 for name, x in arrays.items())  # fmt: skip
         words = next((f"{name}: {why}" for name, why in filter(None, found) if why), None)
-        return Asked(capability, arrays[0].dtype, arrays[0].shape[-1], arrays[2].shape[-1], words)
+        q, v = arrays["q"], arrays["v"]
+        return Asked(capability, q.dtype, q.shape[-1], v.shape[-1], words)
 
     def heads_first(self, x):
         """(B, N, H, d) as an executor takes it, (B, H, N, d)."""
@@ -181,7 +110,7 @@ class Call:
         with self.kind.device():
             on = self.executor()
             arrays = [self.heads_first(x) for x in (q, k, v)]
-            step, reason = choose(needs, self.asked(on, arrays))
+            step, reason = choose(needs, self.asked(on, **dict(zip("qkv", arrays, strict=True))))
             self.say(step.module, reason, on)
             O, lse = step.attention(*arrays, on=on, **self.options(needs))
             out, lse = self.kind.leave(O, 0, 2, 1, 3), self.kind.leave(lse)
@@ -189,17 +118,20 @@ class Call:
 
     def backward(self, dout, q, k, v, out, lse, dlse=None):
         """(dq, dk, dv)."""
+        needs = self.needs
         with self.kind.device():
             on = self.executor()
+            q, k, v, out, dout = map(self.heads_first, (q, k, v, out, dout))
+            step, reason = choose(needs, self.asked(on, q=q, k=k, v=v, dout=dout), BACKWARD)
             if self.deterministic:
-                self.say("backward", "one for all options", on)
+                self.say(step.module, reason, on)
             else:
-                self.say("backward_atomic", "one for all options", on, "not deterministic: dq by atomic additions")
-            arrays = map(self.heads_first, (q, k, v, out))
+                name = "backward_atomic" if step.module == "backward" else step.module
+                self.say(name, reason, on, "not deterministic: dq by atomic additions")
             rows = None if dlse is None else self.kind.enter(dlse)
-            *grads, _ = attention_backward(
-                *arrays, self.kind.enter(lse), self.heads_first(dout), dlse=rows, on=on,
-                deterministic=self.deterministic, **self.options(self.needs),
+            *grads, _ = step.attention_backward(
+                q, k, v, out, self.kind.enter(lse), dout, dlse=rows, on=on, deterministic=self.deterministic,
+                **self.options(needs),
             )  # fmt: skip
             return tuple(self.kind.leave(x, 0, 2, 1, 3) for x in grads)
 

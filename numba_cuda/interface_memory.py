@@ -58,6 +58,10 @@ class NumPy:
         """A seed for dropout, from the generator that `np.random.seed` or its like sets."""
         return int(np.random.randint(0, 2**63, dtype=np.int64))
 
+    def layout(self, x):
+        """Shape, strides and dtype, in this kind's own terms: to be compared with another array's."""
+        return x.shape, x.strides, x.dtype
+
     def enter(self, x):
         """The array as an executor takes it; nothing is copied."""
         return x
@@ -118,6 +122,10 @@ class Numba(NumPy):
     def holds(x):
         module = sys.modules.get("numba.cuda.cudadrv.devicearray")
         return module is not None and isinstance(x, module.DeviceNDArray)
+
+    def address(self, x):
+        """Where the array starts on its device, as a number."""
+        return x.device_ctypes_pointer.value or 0
 
     def enter(self, x):
         return DeviceView(x, int(x.__cuda_array_interface__["data"][0]), x.shape, x.strides, x.dtype)

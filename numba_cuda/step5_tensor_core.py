@@ -62,7 +62,7 @@ class Shape(NamedTuple):
 
 # Head room D -> shape. Shared memory holds Q_i and two each of K_j and V_j, at most 97 KiB: two blocks share an H200's.
 SHAPES = {
-    16: Shape(128, 64, hold=True), 32: Shape(128, 64, hold=True), 64: Shape(128, 64, hold=True),
+    16: Shape(128, 64, hold=True), 32: Shape(128, 64, hold=True, fresh=True), 64: Shape(128, 64, hold=True),
     96: Shape(128, 64), 128: Shape(128, 64, fresh=True), 192: Shape(64, 32, 16), 256: Shape(64, 32, 16),
 }  # fmt: skip
 TILES = {D: Tile(shape.Br, shape.Bc) for D, shape in SHAPES.items()}
@@ -195,8 +195,46 @@ def aligned(X):
     return adjacent and near and all(step % 16 == 0 for step in (*steps, face["data"][0]))
 
 
+class Setting(NamedTuple):
+    """What a kernel is made for and launched with, besides its shape."""
+
+    D: int
+    dtype: str
+    fill: str
+    together: int  # heads whose longest query tiles come first, under a causal mask
+    shared_bytes: int
+
+
+def set_up(Q, K, V, scale, causal, align, tile, on, trace, shape, shapes):
+    """Check a call as `attention` says; (launch.Problem, Shape, `Setting`), the shape from ``shapes`` if not given."""
+    tiles = {D: Tile(usual.Br, usual.Bc) for D, usual in shapes.items()}
+    tile = Tile(shape.Br, shape.Bc) if shape else tile
+    p = prepare(Q, K, V, scale, causal, align, tile, (1, 1), on, trace, tiles)
+    dtype = storage("Q", Q)
+    if dtype == "fp32":
+        raise TypeError("Q: expected dtype fp16 or bf16 for tensor cores, got fp32; step4_causal takes it")
+    if p.tile.Br % 16 or p.tile.Bc % 16:
+        raise ValueError(f"tile: expected Br, Bc multiples of 16, got ({p.tile.Br}, {p.tile.Bc})")
+    major, minor = getattr(p.on, "capability", (8, 0))
+    if major < 8:
+        raise RuntimeError(f"on: expected a GPU of compute capability 8.0 or more, got {major}.{minor}; step4_causal "
+                           "runs there")
+    D = next(room for room in shapes if max(p.d, p.dv) <= room)
+    if shape is None:
+        band = 32 if p.tile.Br % 32 == 0 and D <= 128 else 16
+        shape = shapes[D]._replace(Br=p.tile.Br, Bc=p.tile.Bc, band=band)
+    p.threads = shape.Br // shape.band, 32
+    fill = "single"
+    if p.dv % 8 == 0 and all(map(aligned, (p.Q, p.K, p.V))):
+        fill = "whole" if p.d == p.dv == D else "padded"
+    # The last query tiles of as many heads as fit the L2.
+    head_bytes = 2 * p.Nk * (p.d + p.dv) * p.Hk // p.Hq
+    together = min(max(L2_BYTES // max(head_bytes, 1), 1), p.B * p.Hq)
+    return p, shape, Setting(D, dtype, fill, together, 2 * D * (shape.Br + 4 * shape.Bc))
+
+
 def attention(Q, K, V, *, scale=None, causal=False, align="bottom_right", tile=None, threads=None, on=None, trace=None,
-              shape=None):
+              shape=None, **options):
     """softmax(scale Q K^T) V on the executor ``on``; arguments, shapes and errors as ``flash_cuda.launch.prepare``.
 
     Parameters
@@ -210,6 +248,9 @@ def attention(Q, K, V, *, scale=None, causal=False, align="bottom_right", tile=N
         Taken as every step does, and of no effect: a block has 32 threads for each 16 or 32 rows of its tile.
     shape : Shape, optional
         In the place of ``tile``: everything that was chosen for speed.
+    **options
+        mask, bias, window, softcap, alibi_slopes, lengths_q, lengths_k, dropout, rules: a call with any of them takes
+        the kernel of `tensor_core_rules`.
 
     Returns
     -------
@@ -219,34 +260,19 @@ def attention(Q, K, V, *, scale=None, causal=False, align="bottom_right", tile=N
     Raises
     ------
     TypeError, ValueError
-        As `prepare`; fp32 inputs; a tile that is no multiple of 16.
+        As `prepare`; fp32 inputs; a tile that is no multiple of 16; as the rules.
     RuntimeError
         As `prepare`; a GPU without these instructions.
     """
-    tile = Tile(shape.Br, shape.Bc) if shape else tile
-    p = prepare(Q, K, V, scale, causal, align, tile, (1, 1), on, trace, TILES)
-    dtype = storage("Q", Q)
-    if dtype == "fp32":
-        raise TypeError("Q: expected dtype fp16 or bf16 for tensor cores, got fp32; step4_causal takes it")
-    if p.tile.Br % 16 or p.tile.Bc % 16:
-        raise ValueError(f"tile: expected Br, Bc multiples of 16, got ({p.tile.Br}, {p.tile.Bc})")
-    major, minor = getattr(p.on, "capability", (8, 0))
-    if major < 8:
-        raise RuntimeError(f"on: expected a GPU of compute capability 8.0 or more, got {major}.{minor}; step4_causal "
-                           "runs there")
-    D = next(room for room in SHAPES if max(p.d, p.dv) <= room)
-    if shape is None:
-        band = 32 if p.tile.Br % 32 == 0 and D <= 128 else 16
-        shape = SHAPES[D]._replace(Br=p.tile.Br, Bc=p.tile.Bc, band=band)
-    p.threads = shape.Br // shape.band, 32
-    fill = "single"
-    if p.dv % 8 == 0 and all(map(aligned, (p.Q, p.K, p.V))):
-        fill = "whole" if p.d == p.dv == D else "padded"
-    # Under a causal mask the last query tiles are the longest: those of as many heads as fit the L2 come first.
-    head_bytes = 2 * p.Nk * (p.d + p.dv) * p.Hk // p.Hq
-    together = min(max(L2_BYTES // max(head_bytes, 1), 1), p.B * p.Hq) if causal else 1
-    kernel = make_kernel(shape, D, dtype, fill, p.scale > 0, p.tracing)
-    blocks = p.B * p.Hq * p.Tr
+    options = {name: x for name, x in options.items() if x is not None and not (name == "rules" and x in ((), []))}
+    if options:
+        from flash_cuda.tensor_core_rules import attention as with_rules
+
+        return with_rules(Q, K, V, scale=scale, causal=causal, align=align, tile=tile, on=on, trace=trace, shape=shape,
+                          **options)
+    p, shape, setting = set_up(Q, K, V, scale, causal, align, tile, on, trace, shape, SHAPES)
+    kernel = make_kernel(shape, setting.D, setting.dtype, setting.fill, p.scale > 0, p.tracing)
+    together = setting.together if causal else 1
     arguments = p.Q, p.K, p.V, p.O, p.lse, p.scale_log2, p.diag, together, p.trace
-    p.launch(kernel, blocks, *arguments, shared=2 * D * (shape.Br + 4 * shape.Bc))
+    p.launch(kernel, p.B * p.Hq * p.Tr, *arguments, shared=setting.shared_bytes)
     return p.results()

@@ -17,10 +17,11 @@ from refimpl.observe import Tally
 from refimpl.tiling import Tile, cdiv
 from verify.cases import SMALL_THREADS, SMALL_TILE, Problem, Shape, dense
 from verify.dtypes import DTYPES
-from verify.registry import KERNELS
+from verify.registry import CUDA
 
 F = 4  # bytes of an fp32: m, l, lse, S, P and an O_acc that lives in HBM
-STORED = frozenset("QKVO")  # arrays of the storage type; everything else in HBM is fp32
+STORED = frozenset("QKVO") | {"weights"}  # arrays of the storage type; everything else in HBM is fp32
+KERNELS = {name: kernel for name, kernel in CUDA.items() if kernel.reference}  # those with both formulas
 _CALLS = {"sum": sum, "min": min, "max": max, "range": range, "cdiv": cdiv}
 _ALLOWED = (
     ast.Expression, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Call, ast.Name, ast.Constant,
@@ -124,7 +125,7 @@ def formula(kernel: str, ledger: str) -> str:
     Parameters
     ----------
     kernel : str
-        Name in the ladder.
+        Out of `KERNELS`.
     ledger : "fills" or "requested"
         Read from the module in refimpl, or in flash_cuda.
 

@@ -10,8 +10,26 @@ AS_RULES = {"window": "window", "softcap": "softcap", "alibi_slopes": "alibi", "
 PACKED = {"scale", "causal", "window", "softcap", "alibi_slopes", "lengths_q", "lengths_k"}
 
 
-def outputs(kernel, problem, where, load=import_module) -> dict:
-    """Run an implementation on a problem.
+def outputs(kernel, problem, where, load=import_module, way=0) -> dict:
+    """Run an implementation on a problem; of several ways to the gradients, one.
+
+    Parameters
+    ----------
+    kernel, problem, where, load
+        As `runs`.
+    way : int
+        Which of `Kernel.ways`.
+
+    Returns
+    -------
+    dict of ndarray
+        As `runs` yields them.
+    """
+    return next(runs(kernel, problem, where, load, (kernel.ways[way],)))
+
+
+def runs(kernel, problem, where, load=import_module, ways=None):
+    """Run an implementation on a problem, its backward pass each way that it has.
 
     Parameters
     ----------
@@ -21,22 +39,28 @@ def outputs(kernel, problem, where, load=import_module) -> dict:
         Arguments that say where to run: on, tile, threads.
     load : callable
         Finds modules by name: whoever runs changed copies of ours has one of their own.
+    ways : sequence of dict, optional
+        Options of the backward pass, `Kernel.ways` if not given.
 
-    Returns
-    -------
+    Yields
+    ------
     dict of ndarray
         O and lse; with `problem.backward` also dQ, dK and dV, and dbias where the options hold a bias.
     """
     if problem.layout == "packed" and kernel.runs == "cuda":
-        return _packed(problem, where, load)
+        yield _packed(problem, where, load)
+        return
     given = options_for(kernel, problem, load)
     arrays = problem.Q, problem.K, problem.V
     O, lse = kernel.attention(load)(*arrays, **given, **where)
     found = {"O": O, "lse": lse}
-    if problem.backward:
-        gradients = kernel.attention_backward(load)(*arrays, O, lse, problem.dO(), **given, **where)
-        found |= {n: x for n, x in zip(("dQ", "dK", "dV", "dbias"), gradients, strict=False) if x is not None}
-    return found
+    if not problem.backward:
+        yield found
+        return
+    backward = kernel.attention_backward(load)
+    for way in kernel.ways if ways is None else ways:
+        gradients = backward(*arrays, O, lse, problem.dO(), **given, **where, **way)
+        yield found | {n: x for n, x in zip(("dQ", "dK", "dV", "dbias"), gradients, strict=False) if x is not None}
 
 
 def options_for(kernel, problem, load=import_module) -> dict:

@@ -57,6 +57,7 @@ def needs(case) -> set[str]:
         "strides": "how_to_build" in case["input"],
         "mask": {"mask", "block_mask"} & arrays.keys(),
         "bias": "bias" in arrays,
+        "nan_seen": case["kind"] == "padding-nan-leak" and "mask" in arrays,  # hidden, beside keys that are seen
         "window": "window_left" in p or "equals_window_of_tokens" in p or case["kind"] == "sliding-window",
         "softcap": "softcap" in p,
         "alibi": "alibi_slopes" in p,

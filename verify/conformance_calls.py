@@ -37,7 +37,8 @@ def call(kernel, inputs, params, on):
     Q, K, V, dO = (inputs.get(name) for name in ("q", "k", "v", "dO"))
     O, lse = kernel.attention()(Q, K, V, **options, **on)
     outputs = {"out": O, "lse": lse}
-    if dO is not None and "backward" in kernel.options:
+    used = {"alibi" if name == "alibi_slopes" else name for name in options.keys() - {"scale", "align"}}
+    if dO is not None and "backward" in kernel.options and (kernel.runs == "numpy" or used <= kernel.gradients.options):
         outputs |= _backward(kernel, Q, K, V, O, lse, dO, options, on)
     return outputs
 
@@ -47,7 +48,7 @@ def _backward(kernel, Q, K, V, O, lse, dO, options, on):
     if kernel.name == "oracle":
         gradients = import_module(kernel.module).attention_backward(Q, K, V, dO, **options)
     elif kernel.runs == "cuda":
-        gradients = import_module("flash_cuda.backward").attention_backward(Q, K, V, O, lse, dO, **options, **on)
+        gradients = kernel.attention_backward()(Q, K, V, O, lse, dO, **options, **on, **kernel.ways[-1])
     else:
         # Step 2 goes with the v1 order of loops, the others with v2.
         order = "v1" if "v1" in kernel.name else "v2"

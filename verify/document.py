@@ -10,6 +10,7 @@ from pathlib import Path
 
 from verify import executors, tolerance
 from verify.fingerprint import fingerprint, judging
+from verify.registry import CUDA
 from verify.result import Result
 
 SCHEMA = 1
@@ -91,9 +92,10 @@ def judged_otherwise(document) -> bool:
 
 
 def _fingerprint(kernel):
-    """A kernel's fingerprint; None for one that does not import, which the results say already."""
+    """A kernel's fingerprint, its gradients' included; None if it does not import, which the results say already."""
+    back = CUDA[kernel].gradients if kernel in CUDA else None
     try:
-        return fingerprint(kernel)
+        return fingerprint(kernel, *([back.module.removeprefix("flash_cuda.")] if back else []))
     except (ImportError, SyntaxError):
         return None
 

@@ -19,7 +19,8 @@ JUDGING = tuple(f"verify.{stem}" for stem in (
     "plain", "plain_options", "recipes", "tolerance",
 ))  # fmt: skip  # inputs and bounds: what a verdict is, whichever kernel it is on
 PACKAGES = "flash_cuda", "refimpl"  # a kernel inlines the functions of rules too
-LIBRARIES = {f"flash_cuda.{stem}" for stem in ("ptx", "ptx_asm", "ptx_hopper", "ptx_hopper_backward")}  # of instructions: those used count
+# Of instructions: only those that are used count.
+LIBRARIES = {f"flash_cuda.{stem}" for stem in ("ptx", "ptx_asm", "ptx_global", "ptx_hopper", "ptx_hopper_backward")}
 HOST = {f"flash_cuda.{stem}" for stem in ("launch", "gpu", "emulator", "memory", "assembler")} | {
     "refimpl.frame", "refimpl.tiling"}  # fmt: skip  # around a kernel, not in it
 

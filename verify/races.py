@@ -111,7 +111,7 @@ def _run(kernel, case, dtype, kind, seed=0, load=import_module, watch=True) -> d
     where = runner.placed(kind, plan.tile_of(kernel), seed)
     if not watch:
         where["on"] = import_module("flash_cuda.emulator").Emulator(seed, watch=False)
-    return calls.outputs(entry, problem, where, load)
+    return calls.outputs(entry, problem, where, load, way=-1)  # the last is to give the same bits every run
 
 
 def _compare(runs) -> str | None:

@@ -16,7 +16,7 @@ OPTIONS = {
     "gqa": "fewer key heads than query heads",
     "strides": "views that are not contiguous",
     "nan_hidden": "NaN at keys that no row sees",
-    "nan_seen": "NaN in values that only some rows see",
+    "nan_seen": "NaN in values that not all rows of a tile see",
     "mask": "a boolean mask",
     "bias": "an additive bias",
     "window": "a sliding window",
@@ -30,7 +30,34 @@ OPTIONS = {
     "backward": "a backward pass",
 }
 _DENSE = frozenset({"causal", "top_left", "gqa", "strides", "nan_hidden", "nan_seen"})
+_BACKWARD = _DENSE - {"nan_seen"} | {"backward"}  # on tensor cores
+_SPREADS = "the outputs that depend on it, in V rows of the query tiles that visit it, and all gradients of its tiles"
 _OPTIONS = frozenset({"mask", "bias", "window", "softcap", "alibi", "lengths", "rules", "dropout", "backward"})
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Where the gradients of a kernel of flash_cuda come from, and what may be asked for with them.
+
+    Attributes
+    ----------
+    module : str
+        Where its `attention_backward` lives.
+    options : frozenset of str
+        Out of `OPTIONS`.
+    d_max : int
+        Highest head dim.
+    atomic : bool
+        With ``deterministic=False`` dQ is added up atomically: both ways are judged, and this one is timed.
+    borrowed : bool
+        Without atomics dQ is computed by the kernel of another, where it is judged: the emulator leaves that way out.
+    """
+
+    module: str
+    options: frozenset
+    d_max: int = 256
+    atomic: bool = False
+    borrowed: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,6 +88,8 @@ class Kernel:
         What Br and Bc are multiples of.
     reciprocal : bool
         O is O_acc times 1 / l, rather than O_acc / l.
+    gradients : Gradients or None
+        None for NumPy implementations, which have all options backward too, and for kernels without a backward pass.
     """
 
     name: str
@@ -78,6 +107,7 @@ class Kernel:
     spreads: str = "only the outputs that depend on it"
     tile_units: tuple = (1, 1)
     reciprocal: bool = False
+    gradients: Gradients | None = None
 
     def attention(self, load=import_module):
         """Import the kernel and return ``attention(Q, K, V, *, scale, causal, align, ...) -> (O, lse)``.
@@ -98,12 +128,25 @@ class Kernel:
         Storage types in and out, as for `attention`; dbias is fp32.
         """
         if self.runs == "cuda":
-            return load("flash_cuda.backward").attention_backward
+            return load(self.gradients.module).attention_backward
         if self.name == "oracle":
             return _stored_backward(_without_outputs(load(self.module).attention_backward))
         # Step 2 goes with the v1 order of loops, the others with v2.
         order = "v1" if "v1" in self.name else "v2"
         return _stored_backward(partial(_by_steps, load("refimpl.backward").attention_backward, order))
+
+    @property
+    def ways(self) -> tuple:
+        """Options of `attention_backward`, one set for each way it has.
+
+        The first is the fastest and is what is timed; the last gives the same bits every run.
+        """
+        both = {"deterministic": False}, {"deterministic": True}
+        return both if self.gradients and self.gradients.atomic else ({},)
+
+    def judged_ways(self, emulated) -> tuple:
+        """Those of its `ways` that are judged, on a GPU or in the emulator."""
+        return self.ways[:1] if emulated and self.gradients and self.gradients.borrowed else self.ways
 
     def refuses(self, case, dtype, small=False) -> str | None:
         """Why the kernel does not take a case in a storage type; None if it does.
@@ -122,13 +165,17 @@ class Kernel:
         """Why the kernel does not take a problem that needs these options, types and head dims; None if it does."""
         if dtype not in self.dtypes:
             return f"stores {', '.join(self.dtypes)}, not {dtype}"
+        back = self.gradients if "backward" in needs else None
+        d_max = min(self.d_max, back.d_max) if back else self.d_max
         for name, n in (("head dim", d), ("head dim of V", dv)):
-            if not self.d_min <= n <= self.d_max:
-                return f"{name} {n} is outside {self.d_min} ... {self.d_max}"
+            if not self.d_min <= n <= d_max:
+                return f"{name} {n} is outside {self.d_min} ... {d_max}{' for gradients' if d_max < self.d_max else ''}"
             if n % self.d_unit:
                 return f"{name} {n} is not a multiple of {self.d_unit}"
-        missing = [OPTIONS[name] for name in OPTIONS if name in needs and name not in self.options]
-        return f"does not take {', '.join(missing)}" if missing else None
+        takes = self.options & back.options if back else self.options
+        missing = [OPTIONS[name] for name in OPTIONS if name in needs and name not in takes]
+        alone = back and needs <= self.options  # what is missing is taken by the forward pass
+        return f"does not take {', '.join(missing)}{' with gradients' if alone else ''}" if missing else None
 
 
 def _stored(fn):
@@ -181,14 +228,16 @@ _LADDER = (
     _step(
         "step5_tensor_core", "18.4.5, 18.5", "products on tensor cores in 16 bits, copies running beside them",
         dtypes=("fp16", "bf16"), min_cc=(8, 0), tile_units=(16, 16), reciprocal=True,
-        options=_DENSE - {"nan_seen"},
-        spreads="the outputs that depend on it, and rows of the query tiles that visit it in V",
+        options=_DENSE - {"nan_seen"} | _OPTIONS,
+        gradients=Gradients("flash_cuda.backward_tensor_core", _BACKWARD, atomic=True),
+        spreads=_SPREADS,
     ),
     _step(
         "step6_flash_v3", "18.6", "Hopper: copies, products and softmax overlap",
         dtypes=("fp16", "bf16"), d_min=8, d_unit=8, min_cc=(9, 0), tile_units=(64, 16), reciprocal=True,
-        options=_DENSE - {"nan_seen"} | {"window", "softcap"},
-        spreads="the outputs that depend on it, and rows of the query tiles that visit it in V",
+        options=_DENSE - {"nan_seen"} | {"window", "softcap", "backward"},
+        gradients=Gradients("flash_cuda.backward_hopper", _BACKWARD, d_max=128, atomic=True, borrowed=True),
+        spreads=_SPREADS,
     ),
 )
 KERNELS: dict[str, Kernel] = {kernel.name: kernel for kernel in _LADDER}
@@ -198,9 +247,19 @@ BRANCHES: dict[str, Kernel] = {
     "general": Kernel(
         "general", "18.7", "every option, as rules; gradients", "flash_cuda.general",
         options=_DENSE | _OPTIONS | {"varlen"},
+        gradients=Gradients("flash_cuda.backward", _DENSE | _OPTIONS | {"varlen"}),
     ),
 }  # fmt: skip
-CUDA = KERNELS | BRANCHES
+# What kernels are measured against.
+BASELINES: dict[str, Kernel] = {
+    "standard_tensor_core": _step(
+        "standard_tensor_core", "18.2, 18.3.3", "the honest baseline: step 0 on tensor cores",
+        dtypes=("fp16", "bf16"), min_cc=(8, 0), tile_units=(16, 16), options=_DENSE - {"nan_seen"},
+        spreads="the outputs that depend on it, and all rows in V",
+    ),
+}
+JUDGED = KERNELS | BRANCHES  # unless others are named
+CUDA = JUDGED | BASELINES
 
 # The oracle computes in fp64 whatever comes in. The NumPy steps compute in fp32 unless the inputs are fp64.
 REFERENCES: dict[str, Kernel] = {
@@ -213,7 +272,7 @@ REFERENCES: dict[str, Kernel] = {
             f"refimpl.{stem}", kernel.chapter, kernel.idea, f"refimpl.{stem}", runs="numpy", dtypes=tuple(DTYPES),
             d_max=1 << 20, options=_DENSE | _OPTIONS,
         )
-        for stem, kernel in KERNELS.items()
+        for stem, kernel in (KERNELS | BASELINES).items()
     },
 }  # fmt: skip
 ALL: dict[str, Kernel] = CUDA | REFERENCES

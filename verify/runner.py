@@ -4,7 +4,7 @@ import os
 import pickle
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -141,24 +141,38 @@ def run_one(plan: Plan, key: tuple, store: str) -> Result:
     before = [x.tobytes() for x in (problem.Q, problem.K, problem.V)]
     where = placed(kind, plan.tile_of(name), problem.seed)
     start = time.perf_counter()
-    outputs = calls.outputs(kernel, problem, where)
+    ways = kernel.judged_ways(kind == "emulated")
+    found = list(calls.runs(kernel, problem, where, ways=ways))
     seconds = time.perf_counter() - start
-    result = judge.verdict(
-        problem,
-        outputs,
-        known=known,
-        before=before,
-        # The emulator has no bands: it raises at the access itself.
-        guards_ok=where["on"].guards_ok() if kind == "gpu" else True,
-        kernel=name,
-        executor=kind,
-        device=executors.device_name(kind),
-        tile=plan.tile_of(name),
-        seconds=seconds,
-    )
+    results = [
+        judge.verdict(
+            problem,
+            outputs,
+            known=known,
+            before=before,
+            # The emulator has no bands: it raises at the access itself.
+            guards_ok=where["on"].guards_ok() if kind == "gpu" else True,
+            kernel=name,
+            executor=kind,
+            device=executors.device_name(kind),
+            tile=plan.tile_of(name),
+            seconds=seconds,
+        )
+        for outputs in found
+    ]
+    result, outputs = worst(ways, results, found)
     if plan.dump:
         dump(Path(plan.dump), key, problem, outputs, known)
     return result
+
+
+def worst(ways, results, found) -> tuple:
+    """Of the ways to the gradients the first that fails, or the one nearest to its bounds: its result and outputs."""
+    for way, result, outputs in zip(ways, results, found, strict=False):
+        if result.verdict != "pass":
+            said = ", ".join(f"{name}={value}" for name, value in way.items())
+            return replace(result, reason=f"{result.reason} ({said})" if said else result.reason), outputs
+    return max(zip(results, found, strict=True), key=lambda pair: pair[0].ratio or 0)
 
 
 def placed(kind, tile, seed) -> dict:

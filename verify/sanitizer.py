@@ -47,7 +47,7 @@ def sanitize(kernel, case, dtype, tool) -> str | None:
 def small(kernel, case, dtype):
     """One run on a GPU at the small shape, as a sanitizer makes it thousands of times slower."""
     entry, problem = CUDA[kernel], DEFAULT[case].build(dtype, small=True)
-    calls.outputs(entry, problem, {"on": executors.open_executor("gpu")})
+    list(calls.runs(entry, problem, {"on": executors.open_executor("gpu")}))
 
 
 def verdict_of(status: int, words: str) -> str | None:

@@ -39,3 +39,18 @@ def test_what_was_not_timed_has_no_number(tmp_path):
     del lame["rows"][0]["ms"]
     (tmp_path / "a.json").write_text(json.dumps(lame))
     assert "500" not in readme_speed.table(tmp_path)
+
+
+def test_backward_has_a_table_of_its_own_once_it_was_timed(tmp_path):
+    """Rows that only say why there is no time are not enough."""
+    two = record()
+    forward = list(two["rows"])
+    two["rows"] += [{k: x for k, x in row.items() if k != "ms"} | {"direction": "backward"} for row in forward]
+    (tmp_path / "a.json").write_text(json.dumps(two))
+    assert "backward" not in readme_speed.table(tmp_path)
+    backward = [row | {"direction": "backward", "ms": [4 * ms for ms in row["ms"]], "tflops": 77} for row in forward]
+    two["rows"] = forward + backward
+    (tmp_path / "a.json").write_text(json.dumps(two))
+    first, second = readme_speed.table(tmp_path).split("| backward, fp16 |")
+    assert "| 500 · 2.00 · 4.00 |" in first and "| 77 · 2.00 · 4.00 |" in second
+    assert "`step6_flash_v3` backward 4.000" in second and "500" not in second

@@ -93,16 +93,30 @@ def judge(made, **on):
     for name, got, true in zip(("O", "lse", "dQ", "dK", "dV", "dbias"), (O, lse, *gradients, dbias), want, strict=True):
         if got is None and true is None:
             continue
-        got = np.asarray(got, np.float64)
-        if got.shape != true.shape or not np.array_equal(np.isneginf(got), np.isneginf(true)):
-            return f"{name}: shape {got.shape} for {true.shape}, or -inf in other places; {made}"
-        seen = np.isfinite(true)
-        kind = "fp32" if name == "lse" else made.dtype
-        error = np.abs(got[seen] - true[seen]).max(initial=0.0)
-        bound = TOLERANCE[kind] * max(1.0, np.abs(true[seen]).max(initial=0.0)) + through_D(name, made, want[0], true)
-        if not error <= bound:
-            return f"{name}: off by {error:.2e}, bound {bound:.2e}; {made}"
+        if told := wrong(made, name, got, true, through_D(name, made, want[0], true)):
+            return told
     return None
+
+
+def judge_forward(made, attention, **on):
+    """None if O and lse of another forward pass are right, else what is wrong."""
+    Q, K, V, _ = made.arrays.values()
+    found = attention(Q, K, V, **made.options, **on_of(on))
+    want = oracle.attention(*(x.astype(np.float64) for x in (Q, K, V)), **made.truth)
+    said = (wrong(made, name, got, true) for name, got, true in zip(("O", "lse"), found, want, strict=True))
+    return next(filter(None, said), None)
+
+
+def wrong(made, name, got, true, more=0.0):
+    """What is wrong with an output, None if nothing; ``more`` is added to its bound."""
+    got = np.asarray(got, np.float64)
+    if got.shape != true.shape or not np.array_equal(np.isneginf(got), np.isneginf(true)):
+        return f"{name}: shape {got.shape} for {true.shape}, or -inf in other places; {made}"
+    seen = np.isfinite(true)
+    kind = "fp32" if name == "lse" else made.dtype
+    error = np.abs(got[seen] - true[seen]).max(initial=0.0)
+    bound = TOLERANCE[kind] * max(1.0, np.abs(true[seen]).max(initial=0.0)) + more
+    return None if error <= bound else f"{name}: off by {error:.2e}, bound {bound:.2e}; {made}"
 
 
 def through_D(name, made, O, true):

@@ -7,13 +7,15 @@ from itertools import product
 import ml_dtypes
 import numpy as np
 import pytest
-from helpers_interface import assert_close, draw, emulated, true, true_gradients
+from helpers_interface import SMALL, assert_close, draw, emulated, true, true_gradients
 from numba import cuda
 
 from flash_cuda import interface
+from flash_cuda.emulator import Emulator
 from flash_cuda.interface import flash_attn_backward, flash_attn_func, flash_attn_qkvpacked_func
-from flash_cuda.interface_call import Asked, Call, choose
+from flash_cuda.interface_call import Call
 from flash_cuda.interface_memory import DeviceView
+from flash_cuda.interface_steps import BACKWARD, Asked, choose
 from refimpl.philox import Dropout
 
 
@@ -302,12 +304,15 @@ def test_device_arrays_stay_on_the_device(dtype):
         ({"capability": (8, 6)}, ("causal",), "step5_tensor_core", "step6_flash_v3 is made for compute capability 9"),
         ({"capability": (10, 0)}, (), "step5_tensor_core", "step6_flash_v3 is made for compute capability 9"),
         ({"capability": (7, 5)}, (), "step4_causal", "step5_tensor_core is made for compute capability 8 or later"),
-        ({"capability": (8, 0)}, ("window_size",), "general", "step5_tensor_core cannot do window_size"),
+        ({"capability": (8, 0)}, ("window_size",), "step5_tensor_core", "step6_flash_v3 is made for compute capability"),
+        ({"capability": (7, 5)}, ("dropout_p",), "general", "step5_tensor_core is made for compute capability 8"),
+        ({}, ("alibi_slopes", "dropout_p", "lengths"), "step5_tensor_core",
+         "step6_flash_v3 cannot do alibi_slopes, dropout_p, lengths"),
         ({"d": 20}, (), "step5_tensor_core", "step6_flash_v3 takes head dims that are multiples of 8"),
         ({"dv": 100}, (), "step5_tensor_core", "step6_flash_v3 takes head dims that are multiples of 8"),
         ({"obstacle": "k: it starts wrong"}, (), "step5_tensor_core", "step6_flash_v3 cannot copy k: it starts wrong"),
         ({"dtype": np.dtype(np.float32)}, (), "step4_causal", "step6_flash_v3 takes fp16 and bf16"),
-        ({}, ("alibi_slopes", "causal"), "general", "step6_flash_v3 cannot do alibi_slopes"),
+        ({}, ("alibi_slopes", "causal"), "step5_tensor_core", "step6_flash_v3 cannot do alibi_slopes"),
     ],
 )
 def test_fastest_step_of_a_device(change, needs, chosen, said):
@@ -315,3 +320,46 @@ def test_fastest_step_of_a_device(change, needs, chosen, said):
     asked = Asked((9, 0), np.dtype(np.float16), 64, 64)._replace(**change)
     step, reason = choose(frozenset(needs), asked)
     assert step.module == chosen and said in reason
+
+
+@pytest.mark.parametrize(
+    "change, needs, chosen, said",
+    [
+        ({}, ("causal",), "backward_hopper", "the fastest there is"),
+        ({"d": 192}, (), "backward_tensor_core", "backward_hopper takes head dims up to 128"),
+        ({"dv": 20}, (), "backward_tensor_core", "backward_hopper takes head dims that are multiples of 8"),
+        ({"obstacle": "dout: it stands still"}, (), "backward_tensor_core", "cannot copy dout: it stands still"),
+        ({"capability": (8, 0)}, ("causal",), "backward_tensor_core", "backward_hopper is made for"),
+        ({"capability": (7, 5)}, (), "backward", "backward_tensor_core is made for compute capability 8 or later"),
+        ({"dtype": np.dtype(np.float32)}, (), "backward", "backward_tensor_core takes fp16 and bf16"),
+        ({}, ("softcap",), "backward", "backward_tensor_core cannot do softcap"),
+        (None, ("causal",), "backward", "one for all options"),
+    ],
+)
+def test_fastest_gradients_of_a_device(change, needs, chosen, said):
+    asked = None if change is None else Asked((9, 0), np.dtype(np.float16), 64, 64)._replace(**change)
+    step, reason = choose(frozenset(needs), asked, BACKWARD)
+    assert step.module == chosen and said in reason
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_gradients_on_tensor_cores(dtype):
+    """They are taken where the device has them, with or without atomics; for a softcap or a tile the others are."""
+    q, k, v, dout = draw((1, 21, 2, 8), (1, 37, 1, 8), (1, 37, 1, 16), (1, 21, 2, 16), dtype=dtype)
+    out, lse, _ = flash_attn_func(q, k, v, causal=True, return_attn_probs=True, **emulated())
+    on, said = Emulator(), []
+    on.capability = (8, 0)
+    exact = true_gradients(q, k, v, dout, causal=True)
+    for deterministic in (True, False):
+        got = flash_attn_backward(dout, q, k, v, out, lse, causal=True, deterministic=deterministic, on=on,
+                                  explain=said.append)  # fmt: skip
+        for x, want in zip(got, exact, strict=True):
+            assert x.dtype == dtype
+            assert_close(x.astype(float), want, 0.02)
+    order = "; deterministic: no atomics", "; not deterministic: dq by atomic additions"
+    for line, words in zip(said, order, strict=True):
+        assert line.startswith("flash_attn_backward: backward_tensor_core (emulated): backward_hopper is made for")
+        assert line.endswith(words)
+    for options in ({"softcap": 1.0}, SMALL):
+        flash_attn_backward(dout, q, k, v, out, lse, causal=True, on=on, explain=said.append, **options)
+    assert all("flash_attn_backward: backward_atomic (" in line for line in said[2:]) and len(said) == 4

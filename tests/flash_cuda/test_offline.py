@@ -53,22 +53,17 @@ def test_the_general_kernel_assembles_clean():
 
 @pytest.mark.slow
 def test_tensor_cores_assemble_clean_at_every_head_dim():
-    """Padded and odd ones too; sm_86 has the least shared memory. Where stack is needed is in the tests after this."""
-    dims = (8, 32, 64, 80, 96, 113, 128, 192, 256)
-    archs = {d: ("sm_80", "sm_86") if d == 32 else ("sm_80", "sm_86", "sm_90a") for d in dims}
-    check([("step5_tensor_core", d, ("fp16", "bf16")[k % 2], archs[d]) for k, d in enumerate(dims)])
+    """Padded and odd ones too; sm_86 has the least shared memory."""
+    dims, archs = (8, 32, 64, 80, 96, 113, 128, 192, 256), ("sm_80", "sm_86", "sm_90a")
+    check([("step5_tensor_core", d, ("fp16", "bf16")[k % 2], archs) for k, d in enumerate(dims)])
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(reason="16 bytes of stack with 168 registers", strict=True)
-def test_tensor_cores_assemble_clean_at_32_on_sm_90a():
-    check([("step5_tensor_core", 32, "fp16", ("sm_90a",))])
-
-
-@pytest.mark.slow
-@pytest.mark.xfail(reason="336 to 816 bytes of stack on sm_120 at every head dim, where sm_80 needs none", strict=True)
-def test_tensor_cores_assemble_clean_on_sm_120():
-    check([("step5_tensor_core", 64, "fp16", ("sm_120",))])
+@pytest.mark.xfail(reason="from sm_100 on NVVM has a newer LLVM, which leaves the loops that clear accumulators: "
+                   "these stay in local memory, 336 to 816 bytes", strict=True)  # fmt: skip
+@pytest.mark.parametrize("arch", ["sm_100", "sm_120"])
+def test_tensor_cores_assemble_clean_from_sm_100_on(arch):
+    check([("step5_tensor_core", 64, "fp16", (arch,))])
 
 
 def test_tensor_cores_do_the_work():

@@ -5,7 +5,7 @@ import pytest
 
 from verify.bench import report as bench_report
 from verify.bench.record import KEY
-from verify.bench.suite import BARS, H200, accuracy, standing
+from verify.bench.suite import BARS, H200, accuracy, latency_us, standing
 
 BAR = BARS[0]  # step6 forward against cuDNN: 1.00 in the mean, no single one under 0.85
 POINTS = H200.points(("forward",))
@@ -60,6 +60,19 @@ def test_points_that_are_missing_are_not_met():
     found = standing(BAR, made)
     assert found.problems == ("1 of 20 points not measured (sdpa_cudnn: out of memory)",)
     assert standing(BARS[1], made).problems == ("20 of 20 points not measured",)
+
+
+@pytest.mark.parametrize(("us", "verdict"), [
+    (19.9, "met"), (20.1, "20.1 us misses 20 us"), (float("nan"), "nan us misses 20 us"),
+])  # fmt: skip
+def test_the_host_has_a_bar_too(us, verdict):
+    """At every point: one that takes too long is enough."""
+    made = record([2.0] * 20)
+    for row in made["rows"]:
+        row["latency_us"] = us if row is made["rows"][0] else 4.0
+    table, _ = bench_report.bars(made)
+    assert [str(cell) for cell in table.columns[-1].cells][len(BARS):] == [verdict]
+    assert latency_us("step5_tensor_core", made) is None
 
 
 @pytest.mark.parametrize(("rmse", "met"), [(1.0, True), (1.05, True), (1.06, False), (float("nan"), False)])

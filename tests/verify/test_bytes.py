@@ -14,14 +14,14 @@ from verify.registry import KERNELS
 RAGGED = Setting(dense(17, 21, H=2, Hk=1, d=3, dv=5), causal=True)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", ledger.KERNELS)
 @pytest.mark.parametrize("setting", (*ledger.EMULATED, ledger.COUNTED[-1]), ids=str)
 def test_fills_equal_their_formula(kernel, setting):
     setting = fitted(kernel, setting)
     assert count_fills(kernel, setting) == evaluate(formula(kernel, "fills"), setting)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", ledger.KERNELS)
 @pytest.mark.parametrize("setting", (RAGGED, Setting(dense(20, 0, d=4)), Setting(dense(9, 25, d=4), tile=Tile(8, 16))))
 def test_requested_bytes_equal_their_formula(kernel, setting):
     setting = fitted(kernel, setting)

@@ -52,7 +52,7 @@ MISUSE = {
     "--kernel examples/numpy_attention.py --arrays tensorflow": "argument --arrays: invalid choice: 'tensorflow'",
     "--kernel examples/numpy_attention.py --cases gqq": "--cases: there is no case 'gqq'; did you mean 'gqa'?",
     "--kernel examples/numpy_attention.py --cases back_gqa": "--cases: all of these judge gradients; say --backward",
-    "bytes --kernels oracle": "--kernels: there is no kernel of the ladder 'oracle'",
+    "bytes --kernels oracle": "--kernels: there is no kernel with formulas 'oracle'",
     "exact --kernels step0_standard": "--kernels: there is no kernel with a state 'step0_standard'",
     "conformance": "the following arguments are required: FILE.json",
     "conformance nothing.json": "FILE.json: expected a file, there is none at nothing.json",

@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from verify import fingerprint
+from verify import document, fingerprint
 
 
 @pytest.fixture
@@ -64,6 +64,20 @@ def test_of_a_library_of_instructions_those_used_count(library, used, fresh, mon
 def test_instructions_of_another_kernel_do_not_count(fresh, monkeypatch):
     before = fingerprint.fingerprint("step5_tensor_core")
     assert with_text(monkeypatch, "flash_cuda.ptx_hopper", "\nex2 = 1\n") == before
+
+
+def test_a_record_of_verify_knows_a_kernel_by_its_gradients_too(fresh, monkeypatch):
+    """One of forward times does not."""
+    source = fingerprint._source
+    forward, both, alone = (fingerprint.fingerprint("step5_tensor_core"), document._fingerprint("step5_tensor_core"),
+                            document._fingerprint("step4_causal"))  # fmt: skip
+    assert alone == fingerprint.fingerprint("step4_causal") and both != forward
+    assert document._fingerprint("general") == fingerprint.fingerprint("general")
+    monkeypatch.setattr(fingerprint, "_source", lambda name: source(name) + (
+        "\nx = 1\n" if name == "flash_cuda.tensor_gradient_ops" else ""))
+    fingerprint.fingerprint.cache_clear()
+    assert document._fingerprint("step5_tensor_core") != both
+    assert fingerprint.fingerprint("step5_tensor_core") == forward
 
 
 def test_instructions_reached_through_a_module_are_found():

@@ -55,6 +55,36 @@ def test_a_refusal_says_what_is_missing():
     assert kernel.lacks({"causal", "gqa", "strides"}, "bf16", 1, 256) is None
 
 
+def test_gradients_have_limits_of_their_own():
+    step5, step6 = KERNELS["step5_tensor_core"], KERNELS["step6_flash_v3"]
+    assert step6.lacks({"window"}, "fp16", 192, 192) is None
+    assert step6.lacks({"backward", "causal"}, "fp16", 128, 64) is None
+    assert step6.lacks({"backward"}, "fp16", 192, 64) == "head dim 192 is outside 8 ... 128 for gradients"
+    assert step6.lacks({"backward", "window"}, "fp16", 64, 64) == "does not take a sliding window with gradients"
+    assert step5.lacks({"backward"}, "bf16", 256, 1) is None
+    assert KERNELS["step4_causal"].lacks({"backward"}, "fp32", 64, 64) == "does not take a backward pass"
+    assert ALL["general"].lacks({"backward", "window", "dropout"}, "fp32", 64, 64) is None
+
+
+@pytest.mark.parametrize("kernel", ALL.values(), ids=lambda kernel: kernel.name)
+def test_a_kernel_with_gradients_has_them(kernel):
+    """One list says that there is a backward pass, the other where; NumPy implementations have one each."""
+    assert ("backward" in kernel.options) == (kernel.gradients is not None or kernel.runs == "numpy")
+    if "backward" in kernel.options:
+        assert callable(kernel.attention_backward())
+    if kernel.gradients:
+        assert kernel.gradients.options <= OPTIONS.keys() and "backward" in kernel.gradients.options
+
+
+def test_the_ways_to_gradients():
+    assert ALL["general"].ways == ({},)
+    both = {"deterministic": False}, {"deterministic": True}
+    step5, step6 = KERNELS["step5_tensor_core"], KERNELS["step6_flash_v3"]
+    assert step5.ways == step6.ways == both
+    assert step5.judged_ways(True) == step5.judged_ways(False) == step6.judged_ways(False) == both
+    assert step6.judged_ways(emulated=True) == both[:1]
+
+
 @pytest.mark.parametrize("name", REFERENCES)
 def test_numpy_ones_give_storage_types(name):
     problem = DEFAULT["gqa"].build("bf16")

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from verify import document, runner
+from verify import calls, document, runner
 from verify.pool import each
 from verify.registry import KERNELS, REFERENCES, Kernel
 from verify.worker import Worker, WorkerDied
@@ -93,6 +93,27 @@ def test_a_kernel_of_the_ladder_runs_emulated(dtype, tmp_path):
         assert path.name == f"step4_causal-tile_plus_1-{dtype}.npz"
         assert set(arrays) == {"Q", "K", "V", "O", "lse", "O_truth", "lse_truth", "O_plain", "lse_plain"}
         assert np.abs(arrays["O"] - arrays["O_truth"]).max() == result.outputs["O"].max_abs
+
+
+@pytest.mark.parametrize("wrong", [None, 0, 1])
+def test_every_way_to_the_gradients_is_judged(monkeypatch, tmp_path, wrong):
+    """One way that is wrong fails the run, and is named; its dK is what is dumped."""
+    kernel, original = KERNELS["step5_tensor_core"], calls.runs
+
+    def runs(*given, ways):
+        for k, outputs in enumerate(original(*given, ways=ways)):
+            yield outputs | {"dK": outputs["dK"] * np.float16(1 + (k == wrong))}
+
+    monkeypatch.setattr(calls, "runs", runs)
+    plan = runner.Plan((kernel,), ("back_gqa",), ("fp16",), dump=str(tmp_path / "out"))
+    result = runner.run_one(plan, plan.keys[0], str(tmp_path))
+    assert set(result.outputs) == {"O", "lse", "dQ", "dK", "dV"} and result.tile == [16, 16]
+    assert result.verdict == ("pass" if wrong is None else "fail")
+    if wrong is not None:
+        assert result.reason.startswith("dK of case") and result.reason.endswith(f"(deterministic={bool(wrong)})")
+    (path,) = (tmp_path / "out").iterdir()
+    with np.load(path) as arrays:
+        assert np.abs(arrays["dK"] - arrays["dK_truth"]).max() == result.outputs["dK"].max_abs
 
 
 def test_results_of_a_document_are_the_results(misbehaving):

@@ -143,10 +143,9 @@ def kernel(name, point, arrays, rows, options=None) -> timing.Contender:
         The kernel does not take the point, or there is no such backward pass.
     """
     entry = registry.CUDA[name]
-    if reason := entry.lacks({"causal"} if point.causal else set(), point.dtype, point.d, point.d):
+    asked = {"causal": point.causal, "backward": point.direction == BACKWARD}
+    if reason := entry.lacks({name for name in asked if asked[name]}, point.dtype, point.d, point.d):
         raise LookupError(reason)
-    if point.direction == BACKWARD and "backward" not in entry.options:
-        raise LookupError("it has no backward pass")
     backward = entry.attention_backward() if point.direction == BACKWARD else None
     from flash_cuda.gpu import Gpu
 
@@ -160,7 +159,7 @@ def kernel(name, point, arrays, rows, options=None) -> timing.Contender:
         state.update(on=forward, out=O)
         if backward:
             on, out = Gpu(), _faced(O, Q.dtype)
-            dQ, *_ = backward(Q, K, V, out, lse, arrays["dO"], causal=point.causal, on=on)
+            dQ, *_ = backward(Q, K, V, out, lse, arrays["dO"], causal=point.causal, on=on, **entry.ways[0])
             state.update(on=on, out=dQ)
 
     def work():
@@ -181,7 +180,11 @@ def fingerprint_of(name, direction) -> str:
 
 def tile_of(name, point):
     """[Br, Bc] that a kernel takes by itself: its own choice, out of its own table by head room, or the ladder's."""
-    module = import_module(registry.CUDA[name].module)
+    entry = registry.CUDA[name]
+    if point.direction == BACKWARD and entry.gradients.atomic:
+        tile = import_module(entry.gradients.module).tile_for(point.d, point.causal)
+        return [tile.Br, tile.Bc]
+    module = import_module(entry.module)
     if hasattr(module, "shape_for"):
         tile = module.shape_for(point.d, point.N, point.causal)
         return [tile.Br, tile.Bc]

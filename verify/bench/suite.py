@@ -58,7 +58,8 @@ class Suite:
 
 
 H200 = Suite(
-    "h200", "H200", ("step5_tensor_core", "step6_flash_v3"), ("sdpa_flash", "sdpa_cudnn", "sdpa_efficient"), "fp16",
+    "h200", "H200", ("step5_tensor_core", "step6_flash_v3", "standard_tensor_core"),
+    ("sdpa_flash", "sdpa_cudnn", "sdpa_efficient"), "fp16",
     heads=16, tokens=16384, dims=(64, 128), masks=(False, True), lengths=(1024, 2048, 4096, 8192, 16384),
 )  # fmt: skip
 SUITES = {"h200": H200}
@@ -97,6 +98,7 @@ BARS = (
 )
 # Of the kernel's RMSE over the peer's.
 ERROR_BAR = 1.05
+LATENCY_BAR_US = 20  # of the host, for the launches of a call whose arguments are prepared
 
 
 @dataclass(frozen=True)
@@ -208,3 +210,9 @@ def accuracy(bar: Bar, record: dict) -> Accuracy | None:
         return None
     ours, theirs = np.array(both).T
     return Accuracy(bar, float(np.exp(np.mean(np.log(ours / theirs)))), len(both))
+
+
+def latency_us(kernel: str, record: dict) -> float | None:
+    """The host's time for the launches of a call, at the point where it is worst; None if the record has none."""
+    rows = (row for row in record["rows"] if row["name"] == kernel)
+    return max((row["latency_us"] for row in rows if "latency_us" in row), default=None)

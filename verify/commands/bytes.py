@@ -10,7 +10,6 @@ from verify import bytes as ledger
 from verify import options
 from verify.misuse import pick
 from verify.progress import bar
-from verify.registry import KERNELS
 
 
 def add_arguments(parser):
@@ -21,7 +20,7 @@ def add_arguments(parser):
 
 def run(args) -> int:
     """Count, print, and return 0 if every count equals its formula."""
-    kernels = pick("--kernels", args.kernels, KERNELS, what="kernel of the ladder")
+    kernels = pick("--kernels", args.kernels, ledger.KERNELS, what="kernel with formulas")
     to_json = options.writable("--json", args.json)
     with bar("bytes") as update:
         entries = ledger.ledger(kernels, update)

@@ -50,4 +50,6 @@ def run(args) -> int:
 def _plain(kernel):
     """A kernel for JSON."""
     names = ("name", "chapter", "idea", "module", "reference", "runs", "dtypes", "d_min", "d_max", "min_cc", "spreads")
-    return {name: getattr(kernel, name) for name in names} | {"options": sorted(kernel.options)}
+    back = kernel.gradients and vars(kernel.gradients) | {"options": sorted(kernel.gradients.options)}
+    facts = {name: getattr(kernel, name) for name in names} | {"options": sorted(kernel.options)}
+    return facts | ({"gradients": back} if back else {})

@@ -9,7 +9,7 @@ from verify import document, html, options, report, runner, summary
 from verify.foreign import verb as foreign_verb
 from verify.misuse import Misuse
 from verify.progress import bar
-from verify.registry import ALL, CUDA
+from verify.registry import ALL, JUDGED
 
 
 def add_arguments(parser):
@@ -40,7 +40,7 @@ def run(args) -> int:
         _folder("--dump", args.dump)
     if args.kernel:
         return foreign_verb.run(args, to_json, to_html, to_md)
-    kernels, cases, dtypes = options.kernels(args, CUDA), options.cases(args), options.dtypes(args)
+    kernels, cases, dtypes = options.kernels(args, JUDGED), options.cases(args), options.dtypes(args)
     executor = options.executor(args)
     plan = runner.Plan(
         tuple(ALL[name] for name in kernels),
