@@ -5,11 +5,11 @@
 
 from flash_cuda.backward_hopper_kernels import SHAPES, THREADS, Bc, make_kernel
 from flash_cuda.backward_hopper_round import make_round_kernel
-from flash_cuda.backward_tensor_call import begin, fill_of, launch, outputs, results
+from flash_cuda.backward_tensor_call import begin, launch, outputs, results
 from flash_cuda.backward_tensor_core import launch_queries
 from flash_cuda.backward_tensor_rows import ROWS_THREADS, make_rows_kernel
 from flash_cuda.backward_tensor_shapes import QUERIES, SHARED_LIMIT, fitting
-from flash_cuda.step5_tensor_core import aligned
+from flash_cuda.tensor_layout import aligned, filling
 from flash_cuda.tensor_map import as_copied
 from refimpl.tiling import Tile, cdiv
 
@@ -86,7 +86,8 @@ def attention_backward(
         )  # fmt: skip
     if deterministic:
         queries = fitting(QUERIES[D], D, False, getattr(p.on, "shared_limit", SHARED_LIMIT))
-        launch_queries(p, queries, D, dtype, fill_of(p, D, given.dO), given.dO, stats, dQ, causal)
+        fill = filling(D, (p.d, p.dv), (p.Q, p.K, p.V, given.dO), written=(p.d, p.dv))
+        launch_queries(p, queries, D, dtype, fill, given.dO, stats, dQ, causal)
     else:
         launch(p, make_round_kernel(shape, dtype), blocks * Br // 64, 128, sums, dQ, p.scale, p.Nq, p.d)
     return results(p, dQ, dK, dV)

@@ -5,7 +5,6 @@ from typing import NamedTuple
 import numpy as np
 
 from flash_cuda.launch import prepare, storage
-from flash_cuda.step5_tensor_core import L2_BYTES, aligned
 from refimpl.tiling import Tile
 
 
@@ -80,15 +79,3 @@ def launch(p, kernel, blocks, threads, *arguments, shared=0):
 def results(p, *gradients):
     """(dQ, dK, dV, None), as `backward.attention_backward` returns them: these kernels take no bias."""
     return *(p.on.result(x) for x in gradients), None
-
-
-def fill_of(p, D, dO):
-    """How tiles are filled, as `tensor_ops.tensor_ops` says it."""
-    if p.d % 8 == 0 and p.dv % 8 == 0 and all(map(aligned, (p.Q, p.K, p.V, dO))):
-        return "whole" if p.d == p.dv == D else "padded"
-    return "single"
-
-
-def side_by_side(heads, head_bytes, causal):
-    """How many heads run side by side: as many as the L2 can hold what their blocks walk over."""
-    return min(max(L2_BYTES // max(head_bytes, 1), 1), heads) if causal else 1

@@ -51,12 +51,12 @@ from functools import cache
 from numba import cuda
 from numba.cuda.types import float32, int32, uint16, uint32
 
-from flash_cuda.backward_tensor_call import begin, fill_of, launch, outputs, results, side_by_side
+from flash_cuda.backward_tensor_call import begin, launch, outputs, results
 from flash_cuda.backward_tensor_rows import ROWS_THREADS, make_round_kernel, make_rows_kernel
 from flash_cuda.backward_tensor_shapes import KEYS, KEYS_ALONE, KEYS_BEFORE_90, QUERIES, SHARED_LIMIT, chosen
 from flash_cuda.ptx import cp_async_commit, cp_async_wait
-from flash_cuda.step5_tensor_core import aligned
 from flash_cuda.tensor_gradient_ops import tensor_gradient_ops
+from flash_cuda.tensor_layout import aligned, filling, side_by_side
 from flash_cuda.tensor_ops import tensor_ops
 from refimpl.tiling import Tile, cdiv
 
@@ -338,7 +338,7 @@ def attention_backward(
     p, dtype, given = begin(Q, K, V, O, lse, dO, dlse, scale, causal, align, on)
     D = next(room for room in KEYS if max(p.d, p.dv) <= room)
     dQ, dK, dV = outputs(p, Q, K, V)
-    fill = fill_of(p, D, given.dO)
+    fill = filling(D, (p.d, p.dv), (p.Q, p.K, p.V, given.dO), written=(p.d, p.dv))
     vector = getattr(p.on, "capability", (8, 0)) >= (9, 0)
     limit = getattr(p.on, "shared_limit", SHARED_LIMIT)
     table = KEYS_ALONE if deterministic else KEYS if vector else KEYS_BEFORE_90
@@ -353,7 +353,7 @@ def attention_backward(
 
     inputs, scales = (p.Q, p.K, p.V, given.dO, stats), (p.scale, p.scale_log2, p.diag)
     blocks, shared = p.B * p.Hk * cdiv(p.Nk, keys.rows), keys.shared_bytes(D, True)
-    together = side_by_side(p.B * p.Hk, 2 * p.Nq * (p.d + p.dv) * p.Hq // p.Hk, causal)
+    together = side_by_side(p.B * p.Hk, 2 * p.Nq * (p.d + p.dv) * p.Hq // p.Hk) if causal else 1
     apart = D > 128 or (D == 128 and fill == "single")  # a lane has no registers for the sums of both
     for of_k, of_v in ((True, False), (False, True)) if apart else ((True, True),):
         kernel = make_keys_kernel(keys, D, dtype, fill, of_k, of_v, of_k and not deterministic, vector)
@@ -375,7 +375,7 @@ def tile_for(d, causal=False):
 def launch_queries(p, queries, D, dtype, fill, dO, stats, dQ, causal):
     """dQ without atomics: S and dP once more, with queries as rows."""
     blocks, shared = p.B * p.Hq * cdiv(p.Nq, queries.rows), queries.shared_bytes(D, False)
-    together = side_by_side(p.B * p.Hq, 2 * p.Nk * (p.d + p.dv) * p.Hk // p.Hq, causal)
+    together = side_by_side(p.B * p.Hq, 2 * p.Nk * (p.d + p.dv) * p.Hk // p.Hq) if causal else 1
     kernel = make_queries_kernel(queries, D, dtype, fill)
     arguments = p.Q, p.K, p.V, dO, stats, dQ, p.scale, p.scale_log2, p.diag, together
     launch(p, kernel, blocks, queries.threads, *arguments, shared=shared)

@@ -44,7 +44,8 @@ from flash_cuda.ptx import (
     store_shared_2,
 )
 from flash_cuda.ptx_global import load_global_4, store_global_2, store_global_4
-from flash_cuda.step5_tensor_core import SHAPES, TILES, aligned
+from flash_cuda.step5_tensor_core import SHAPES, TILES
+from flash_cuda.tensor_layout import filling
 from flash_cuda.tensor_ops import swizzling, tensor_ops
 from refimpl.tiling import cdiv
 
@@ -281,8 +282,7 @@ def attention(Q, K, V, *, scale=None, causal=False, align="bottom_right", tile=N
                            "runs there")
     D, DV = (next(room for room in SHAPES if n <= room) for n in (p.d, p.dv))
     band = 32 if Br % 32 == 0 and DV <= 128 else 16
-    fill = "single" if not all(map(aligned, (p.Q, p.K))) else "whole" if p.d == D else "padded"
-    fill_v = "single" if p.dv % 8 or not aligned(p.V) else "whole" if p.dv == DV else "padded"
+    fill, fill_v = filling(D, (p.d,), (p.Q, p.K)), filling(DV, (p.dv,), (p.V,), written=(p.dv,))
     scores, softmax, output = make_kernels(Br, Bc, band, D, DV, dtype, fill, fill_v)
     seen = max(min(p.Nk, p.Nq + p.diag), 0)  # keys that no row sees are left out, whatever they hold
     sizes = p.B, p.Hq, cdiv(seen, Bc), p.Nq, Bc

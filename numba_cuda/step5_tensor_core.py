@@ -45,6 +45,7 @@ from numba.cuda.types import float32, int32, uint16, uint32
 
 from flash_cuda.launch import prepare, storage
 from flash_cuda.ptx import cp_async_commit, cp_async_wait
+from flash_cuda.tensor_layout import filling, side_by_side
 from flash_cuda.tensor_ops import tensor_ops
 from refimpl.tiling import Tile
 
@@ -66,7 +67,6 @@ SHAPES = {
     96: Shape(128, 64), 128: Shape(128, 64, fresh=True), 192: Shape(64, 32, 16), 256: Shape(64, 32, 16),
 }  # fmt: skip
 TILES = {D: Tile(shape.Br, shape.Bc) for D, shape in SHAPES.items()}
-L2_BYTES = 32 << 20  # of keys and values that blocks of one time read, so that they find them there
 
 
 @cache
@@ -186,15 +186,6 @@ def tile_for(d, causal=False):
     return TILES[next(room for room in TILES if d <= room)]
 
 
-def aligned(X):
-    """Whether rows can be copied by 16 bytes: columns adjacent, rows on 16-byte boundaries, less than 2 GiB apart."""
-    face = getattr(X, "__cuda_array_interface__", None) or X.__array_interface__
-    steps = [stride for n, stride in zip(X.shape[:3], X.strides, strict=False) if n > 1]
-    adjacent = X.shape[3] == 1 or X.strides[3] == X.dtype.itemsize
-    near = X.shape[2] < 2 or abs(X.strides[2]) < 2**31
-    return adjacent and near and all(step % 16 == 0 for step in (*steps, face["data"][0]))
-
-
 class Setting(NamedTuple):
     """What a kernel is made for and launched with, besides its shape."""
 
@@ -224,12 +215,9 @@ def set_up(Q, K, V, scale, causal, align, tile, on, trace, shape, shapes):
         band = 32 if p.tile.Br % 32 == 0 and D <= 128 else 16
         shape = shapes[D]._replace(Br=p.tile.Br, Bc=p.tile.Bc, band=band)
     p.threads = shape.Br // shape.band, 32
-    fill = "single"
-    if p.dv % 8 == 0 and all(map(aligned, (p.Q, p.K, p.V))):
-        fill = "whole" if p.d == p.dv == D else "padded"
+    fill = filling(D, (p.d, p.dv), (p.Q, p.K, p.V), written=(p.dv,))
     # The last query tiles of as many heads as fit the L2.
-    head_bytes = 2 * p.Nk * (p.d + p.dv) * p.Hk // p.Hq
-    together = min(max(L2_BYTES // max(head_bytes, 1), 1), p.B * p.Hq)
+    together = side_by_side(p.B * p.Hq, 2 * p.Nk * (p.d + p.dv) * p.Hk // p.Hq)
     return p, shape, Setting(D, dtype, fill, together, 2 * D * (shape.Br + 4 * shape.Bc))
 
 

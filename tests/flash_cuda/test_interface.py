@@ -304,7 +304,7 @@ def test_device_arrays_stay_on_the_device(dtype):
         ({"capability": (8, 6)}, ("causal",), "step5_tensor_core", "step6_flash_v3 is made for compute capability 9"),
         ({"capability": (10, 0)}, (), "step5_tensor_core", "step6_flash_v3 is made for compute capability 9"),
         ({"capability": (7, 5)}, (), "step4_causal", "step5_tensor_core is made for compute capability 8 or later"),
-        ({"capability": (8, 0)}, ("window_size",), "step5_tensor_core", "step6_flash_v3 is made for compute capability"),
+        ({"capability": (8, 0)}, ("window_size",), "step5_tensor_core", "step6_flash_v3 is made for compute"),
         ({"capability": (7, 5)}, ("dropout_p",), "general", "step5_tensor_core is made for compute capability 8"),
         ({}, ("alibi_slopes", "dropout_p", "lengths"), "step5_tensor_core",
          "step6_flash_v3 cannot do alibi_slopes, dropout_p, lengths"),

@@ -355,6 +355,6 @@ def test_assembles_clean(d, names):
 @pytest.mark.slow
 @pytest.mark.parametrize("d", [64, 128])
 def test_every_option_assembles_clean(d):
-    for name, given in OPTIONS.items():
-        for r in assembled(d, given, "sm_80", "sm_90a"):
+    for name, call in OPTIONS.items():
+        for r in assembled(d, call, "sm_80", "sm_90a"):
             assert (r.stack_bytes, r.f64) == (0, 0), (name, r)
