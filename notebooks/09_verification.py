@@ -296,8 +296,8 @@ truth = judge.reference(problem).anchors["O"].truth
 alone = kill_matrix.matrix(kills.bugs, ["one_token"])
 for bug in kills.bugs:
     mutant = MUTANTS[bug]
-    O = trial.produced(Graft(mutant.edits), mutant.through, problem, mutant.tile)[0]["O"]
-    by_allclose = "lives" if np.allclose(O, truth, atol=1e-3) else "killed"
+    (outputs,), _ = trial.produced(Graft(mutant.edits), mutant.through, problem, mutant.tile)
+    by_allclose = "lives" if np.allclose(outputs["O"], truth, atol=1e-3) else "killed"
     print(f"{bug:28} allclose on square: {by_allclose:8} one_token: {alone.kills.get((bug, 'one_token')) or '-'}")
 print(f"{int(2 * 0.12 / 0.065)} flushes more than two")
 
