@@ -10,7 +10,7 @@ import pytest
 from helpers_driver import array, pretend
 from helpers_mutate import step_with
 
-from flash_cuda import cubin_cache, cubin_key, gpu, step5_tensor_core, step6_flash_v3
+from flash_cuda import cubin_cache, cubin_key, gpu, hopper_shapes, step5_tensor_core, step6_flash_v3
 from flash_cuda.assembler import Assembler, numba_type
 from flash_cuda.cubin_cache import Cubin
 from flash_cuda.cubin_key import NoName, name_of
@@ -139,7 +139,7 @@ def test_every_process_gives_the_same_names():
 def made(step=step5_tensor_core, **changes):
     """(body, signature) of a step at d = 64, with some arguments of its factory changed."""
     if step is step6_flash_v3:
-        return step.make_kernel(step.SHAPES[64], "fp16", **changes), (numba_type(1),)
+        return step.make_kernel(hopper_shapes.SHAPES[64], "fp16", **changes), (numba_type(1),)
     given = {"shape": step.SHAPES[64], "D": 64, "dtype": "fp16", "fill": "whole"} | changes
     return step.make_kernel(**given), (numba_type(1),)
 

@@ -17,10 +17,17 @@ class _InOne(Gradients):
         return super().backward() | {name: right[name] for name in self.RIGHT}
 
 
-def _forgets(name, what, look, needs, **steps):
-    """A backward pass in which an option of the forward is missing or wrong; in all of it, or in one of two passes."""
+PASSES = {"dQ": ("dK", "dV"), "dK and dV": ("dQ",)}  # what is wrong -> what is right then
+
+
+def _forgets(name, what, look, needs, alone=tuple(PASSES), **steps):
+    """A backward pass in which an option of the forward is missing or wrong; in all of it, or in one of two passes.
+
+    ``alone`` are those passes in which that is not what another name says already.
+    """
     fault(name, what, BACK, look, needs)(type(name, (Gradients,), steps))
-    for says, right in (("dQ", ("dK", "dV")), ("dK and dV", ("dQ",))):
+    for says in alone:
+        right = PASSES[says]
         model = type(name, (_InOne,), steps | {"RIGHT": right})
         fault(name, f"{what}, for {says} alone", BACK, look, needs)(model)
 
@@ -114,6 +121,7 @@ _forgets(
     "dropout missing in the backward pass",
     "dropout where P is recomputed",
     "keep",
+    alone=("dK and dV",),  # in dQ alone it is missing in dP
     keep_values=lambda self: None,
     keep_products=lambda self: None,
 )
