@@ -53,7 +53,15 @@ from numba.cuda.types import float32, int32, uint16, uint32
 
 from flash_cuda.backward_tensor_call import begin, launch, outputs, results
 from flash_cuda.backward_tensor_rows import ROWS_THREADS, make_round_kernel, make_rows_kernel
-from flash_cuda.backward_tensor_shapes import KEYS, KEYS_ALONE, KEYS_BEFORE_90, QUERIES, SHARED_LIMIT, chosen
+from flash_cuda.backward_tensor_shapes import (
+    KEYS,
+    KEYS_ALONE,
+    KEYS_BEFORE_90,
+    KEYS_BY_ELEMENT,
+    QUERIES,
+    SHARED_LIMIT,
+    chosen,
+)  # fmt: skip
 from flash_cuda.ptx import cp_async_commit, cp_async_wait
 from flash_cuda.tensor_gradient_ops import tensor_gradient_ops
 from flash_cuda.tensor_layout import aligned, filling, side_by_side
@@ -341,7 +349,7 @@ def attention_backward(
     fill = filling(D, (p.d, p.dv), (p.Q, p.K, p.V, given.dO), written=(p.d, p.dv))
     vector = getattr(p.on, "capability", (8, 0)) >= (9, 0)
     limit = getattr(p.on, "shared_limit", SHARED_LIMIT)
-    table = KEYS_ALONE if deterministic else KEYS if vector else KEYS_BEFORE_90
+    table = KEYS_ALONE if deterministic else KEYS_BY_ELEMENT if fill == "single" else KEYS if vector else KEYS_BEFORE_90
     keys = chosen("keys", keys, table[D], tile and (tile.Bc, tile.Br), D, True, limit)
     queries = chosen("queries", queries, QUERIES[D], tile and (tile.Br, tile.Bc), D, False, limit)
 

@@ -32,6 +32,8 @@ KEYS = {
 KEYS_ALONE = KEYS | {64: Shape(128, 64, hold=True), 128: Shape(128, 32)}
 # Sums that are added to one by one, as before sm_90, take registers for their addresses.
 KEYS_BEFORE_90 = KEYS | {128: KEYS[128]._replace(fresh=True)}
+# Where tiles are filled element by element, and dK and dV are summed apart.
+KEYS_BY_ELEMENT = KEYS | {128: Shape(128, 64)}
 QUERIES = {
     16: Shape(64, 64, hold=True), 32: Shape(64, 64, hold=True), 64: Shape(128, 64, hold=True), 96: Shape(128, 64),
     128: Shape(128, 64), 192: Shape(64, 32), 256: Shape(64, 32),
