@@ -45,17 +45,18 @@ def run(args) -> int:
         found = campaign.run(names, dtypes, seeds=seeds, full=args.full, jobs=args.jobs, progress=update)
     if not found.rows:
         raise Misuse(f"--only, --dtype: none of these mutants is a bug in {args.dtype}")
+    told = report.build(found)  # once: it says when it was made
     if args.json == "-":
-        json.dump(report.build(found), sys.stdout, indent=1, allow_nan=False)
+        json.dump(told, sys.stdout, indent=1, allow_nan=False)
         print()
     else:
         report.terminal(found)
     if to_json:
-        to_json.write_text(json.dumps(report.build(found), indent=1, allow_nan=False) + "\n")
+        to_json.write_text(json.dumps(told, indent=1, allow_nan=False) + "\n")
     if to_html:
         from verify.mutants import page
 
-        to_html.write_text(page.page(report.build(found), report.sentences(found)), encoding="utf-8")
+        to_html.write_text(page.page(told, report.sentences(found)), encoding="utf-8")
     return 0 if found.passed else 1
 
 
