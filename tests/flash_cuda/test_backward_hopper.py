@@ -78,14 +78,10 @@ def test_a_gradient_of_lse():
     got = backward(Q, K, V, dO, dlse=dlse)
     truth = oracle.attention_backward(*(x.astype(np.float64) for x in (Q, K, V, dO)), dlse=dlse.astype(np.float64))
     without = oracle.attention_backward(*(x.astype(np.float64) for x in (Q, K, V, dO)))
-    for x, true, other in zip(got, truth, without, strict=False):
+    for x, true in zip(got, truth, strict=False):
         assert np.abs(x - true).max() <= 4e-3
-        assert name_changes(true, other) or np.abs(true - other).max() > 0.1
-
-
-def name_changes(true, other):
-    """dV alone does not depend on dlse."""
-    return np.array_equal(true, other)
+    for true, other in zip(truth[:2], without, strict=False):  # of dQ and dK it is a part that this would see
+        assert np.abs(true - other).max() > 0.1
 
 
 def test_keys_that_no_query_sees_are_not_touched():
