@@ -7,8 +7,8 @@ import numpy as np
 from figures.devices import H200
 from figures.style import EDGE, INK, LIVE, MUTED, STEP_COLOUR, Picture, picture, styled
 from figures.tensor_core import Layout, fig_swizzle, laid_out
-from flash_cuda.memory_bytes import CHUNK, START, Mbarrier, swizzled
-from flash_cuda.schedule import SEAM, group_size, tiles_in_order, unevenness
+from flash_cuda.executors.memory_bytes import CHUNK, START, Mbarrier, swizzled
+from flash_cuda.parts.schedule import SEAM, group_size, tiles_in_order, unevenness
 
 __all__ = ["data_balance", "data_ring", "data_swizzle", "fig_balance", "fig_ring", "fig_swizzle"]
 

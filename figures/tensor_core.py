@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.patches import Rectangle
 
 from figures.style import EDGE, FAINT, INK, LIVE, MUTED, STEP_COLOUR, Picture, picture, styled
-from flash_cuda.tensor_ops import swizzling
+from flash_cuda.parts.tensor_ops import swizzling
 
 LANES, LANE = 32, 5  # of a warp; the one whose elements are framed
 CHUNK = 8  # 16-bit elements, 16 bytes: what ldmatrix reads a row of, and what the swizzle moves

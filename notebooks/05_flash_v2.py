@@ -29,8 +29,9 @@ import numpy as np
 
 from figures import ladder, tensor_core, tiling
 from figures.devices import A100
-from flash_cuda import ptx, step5_tensor_core, tensor_ops
-from flash_cuda.emulator import Emulator
+from flash_cuda import ptx, step5_tensor_core
+from flash_cuda.executors.emulator import Emulator
+from flash_cuda.parts import tensor_ops
 from refimpl import oracle, step2_flash_v1, step3_flash_v2, step4_causal
 from refimpl import step5_tensor_core as twin
 from refimpl.observe import Tally, Trace
@@ -252,7 +253,7 @@ print(re.search(r" +for j in range\(live\):.*?cp_async_commit\(\)\n", body, re.S
 
 # %%
 try:
-    from flash_cuda.assembler import assemble, numba_type, resources
+    from flash_cuda.executors.assembler import assemble, numba_type, resources
 
     half, single = np.zeros((1, 1, 1, 1), np.float16), np.zeros((1, 1, 1), np.float32)
     args = half, half, half, half, single, np.float32(1), 0, 0, np.zeros((0,) * 5, np.float32)
@@ -412,4 +413,4 @@ assert classes(4096, Tile(192, 128))[-1] == 2
 # - NVIDIA, *Parallel Thread Execution ISA*, 9.0: "Matrix Fragments for mma.m16n8k16", "ldmatrix", "cp.async".
 # - NVIDIA, CUTLASS: swizzled layouts of shared memory.
 # - In this repository: `refimpl/step3_flash_v2.py`, `refimpl/step4_causal.py`, `refimpl/step5_tensor_core.py`;
-#   `numba_cuda/step5_tensor_core.py`, `numba_cuda/tensor_ops.py`, `numba_cuda/ptx.py`.
+#   `numba_cuda/step5_tensor_core.py`, `numba_cuda/parts/tensor_ops.py`, `numba_cuda/ptx/__init__.py`.

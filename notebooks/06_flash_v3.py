@@ -27,9 +27,11 @@ from inspect import getsource
 import numpy as np
 
 from figures import hopper, ladder, overlap, suite
-from flash_cuda import hopper_ops, hopper_shapes, memory_bytes, ptx_hopper, schedule
 from flash_cuda import step6_flash_v3 as step6
-from flash_cuda.emulator import Emulator
+from flash_cuda.executors import memory_bytes
+from flash_cuda.executors.emulator import Emulator
+from flash_cuda.parts import hopper_ops, hopper_shapes, schedule
+from flash_cuda.ptx import hopper as ptx_hopper
 from refimpl import oracle, step4_causal, step5_tensor_core
 from refimpl import step6_flash_v3 as twin
 from refimpl.tiling import Tile
@@ -212,7 +214,7 @@ excerpt("# products: S of this link", "ops.pack_weights(S, P)")
 
 # %%
 try:
-    from flash_cuda.assembler import Assembler
+    from flash_cuda.executors.assembler import Assembler
 
     on = Assembler("sm_90a")
     for d in (64, 128):
@@ -449,5 +451,5 @@ for about, old, new in (("producer begins with 0", one, zero), ("consumers begin
 # - NVIDIA, *Parallel Thread Execution ISA*, 9.0: "Asynchronous Warpgroup Level Matrix Instructions", "mbarrier",
 #   "Tensor copy", "setmaxnreg".
 # - NVIDIA, *CUDA C++ Programming Guide*: "Arithmetic Instructions", results a cycle and multiprocessor.
-# - In this repository: `numba_cuda/step6_flash_v3.py`, `numba_cuda/hopper_ops.py`, `numba_cuda/ptx_hopper.py`,
-#   `numba_cuda/schedule.py`; `refimpl/step6_flash_v3.py`; `figures/overlap.py`, the model.
+# - In this repository: `numba_cuda/step6_flash_v3.py`, `numba_cuda/parts/hopper_ops.py`, `numba_cuda/ptx/hopper.py`,
+#   `numba_cuda/parts/schedule.py`; `refimpl/step6_flash_v3.py`; `figures/overlap.py`, the model.

@@ -29,7 +29,7 @@ import numpy as np
 
 from figures import mask_claims, masks
 from flash_cuda import backward, general, interface
-from flash_cuda.emulator import Emulator
+from flash_cuda.executors.emulator import Emulator
 from refimpl import masks as shipped
 from refimpl import options, oracle, scores, standard
 from refimpl.philox import Dropout, philox
@@ -422,4 +422,4 @@ assert left == seen.any(axis=(1, 3)).sum()
 # - Press, Smith, Lewis, "Train Short, Test Long", 2022: section 3. Gemma Team, "Gemma 2", 2024: section 2.
 # - Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", 2011: section 3.3.
 # - In this repository: `refimpl/masks.py`, `refimpl/scores.py`, `refimpl/rule.py`, `numba_cuda/general.py`,
-#   `numba_cuda/interface.py`, `verify/option_cases.py`.
+#   `numba_cuda/interface/__init__.py`, `verify/option_cases.py`.

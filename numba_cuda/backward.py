@@ -26,11 +26,11 @@ from numba.cuda.types import float32, int32, uint32
 
 from flash_cuda import backward_atomic
 from flash_cuda.backward_bias import backward_dbias, backward_dtable
-from flash_cuda.gradient_ops import gradient_ops
 from flash_cuda.launch import prepare, storage
-from flash_cuda.rule_ops import rule_ops
-from flash_cuda.rules import bind
-from flash_cuda.tile_ops import tile_ops
+from flash_cuda.parts.gradient_ops import gradient_ops
+from flash_cuda.parts.rule_ops import rule_ops
+from flash_cuda.parts.rules import bind
+from flash_cuda.parts.tile_ops import tile_ops
 from refimpl.frame import Frame
 from refimpl.rule import Rule, stages, unchanged
 from refimpl.scores import relative_score

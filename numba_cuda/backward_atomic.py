@@ -20,10 +20,10 @@ from functools import cache
 from numba import cuda
 from numba.cuda.types import float32, int32, uint32
 
-from flash_cuda.elements import narrow
-from flash_cuda.gradient_ops import gradient_ops
-from flash_cuda.rule_ops import rule_ops
-from flash_cuda.tile_ops import tile_ops
+from flash_cuda.parts.elements import narrow
+from flash_cuda.parts.gradient_ops import gradient_ops
+from flash_cuda.parts.rule_ops import rule_ops
+from flash_cuda.parts.tile_ops import tile_ops
 
 
 @cache

@@ -4,13 +4,13 @@
 """
 
 from flash_cuda.backward_hopper_kernels import SHAPES, THREADS, Bc, make_kernel
-from flash_cuda.backward_hopper_round import make_round_kernel
-from flash_cuda.backward_tensor_call import begin, launch, outputs, results
 from flash_cuda.backward_tensor_core import launch_queries
-from flash_cuda.backward_tensor_rows import ROWS_THREADS, make_rows_kernel
-from flash_cuda.backward_tensor_shapes import QUERIES, SHARED_LIMIT, fitting
-from flash_cuda.tensor_layout import aligned, filling
-from flash_cuda.tensor_map import as_copied
+from flash_cuda.parts.backward_hopper_round import make_round_kernel
+from flash_cuda.parts.backward_tensor_call import begin, launch, outputs, results
+from flash_cuda.parts.backward_tensor_rows import ROWS_THREADS, make_rows_kernel
+from flash_cuda.parts.backward_tensor_shapes import QUERIES, SHARED_LIMIT, fitting
+from flash_cuda.parts.tensor_layout import aligned, filling
+from flash_cuda.parts.tensor_map import as_copied
 from refimpl.tiling import Tile, cdiv
 
 

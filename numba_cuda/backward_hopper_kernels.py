@@ -45,7 +45,7 @@ shares of cuDNN's rate in that run; schedules that the assembler makes of the sa
 
 With a branch out of the loop between the start of a product and its wait, or with products of dQ under an `if`, the
 assembler runs all products one by one. A product that is not to add must not name what its registers held: as an
-operand it would keep them occupied (`ptx_hopper_backward.wgmma_rows`).
+operand it would keep them occupied (`ptx.hopper_backward.wgmma_rows`).
 
 **Source**: Shah et al., "FlashAttention-3" (2024), section 3.4 and appendix B.1 (algorithm 3); Dao, "FlashAttention-2"
 (2023), section 3.1.2 and Algorithm 2.
@@ -57,11 +57,11 @@ from typing import NamedTuple
 from numba import cuda
 from numba.cuda.types import float32, int32, uint32, uint64
 
-from flash_cuda import ptx_hopper as ptx
-from flash_cuda.hopper_gradient_ops import hopper_gradient_ops
-from flash_cuda.hopper_ops import hopper_ops
+from flash_cuda.parts.hopper_gradient_ops import hopper_gradient_ops
+from flash_cuda.parts.hopper_ops import hopper_ops
+from flash_cuda.ptx import hopper as ptx
 from flash_cuda.ptx import thread_index
-from flash_cuda.ptx_hopper_backward import bulk_load, proxy_fence, store_word, wgmma_across, wgmma_rows
+from flash_cuda.ptx.hopper_backward import bulk_load, proxy_fence, store_word, wgmma_across, wgmma_rows
 
 BARRIER = 8  # bytes of an mbarrier
 Bc, WG = 128, 2  # keys of a tile, consumer warpgroups

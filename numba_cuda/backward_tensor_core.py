@@ -51,9 +51,9 @@ from functools import cache
 from numba import cuda
 from numba.cuda.types import float32, int32, uint16, uint32
 
-from flash_cuda.backward_tensor_call import begin, launch, outputs, results
-from flash_cuda.backward_tensor_rows import ROWS_THREADS, make_round_kernel, make_rows_kernel
-from flash_cuda.backward_tensor_shapes import (
+from flash_cuda.parts.backward_tensor_call import begin, launch, outputs, results
+from flash_cuda.parts.backward_tensor_rows import ROWS_THREADS, make_round_kernel, make_rows_kernel
+from flash_cuda.parts.backward_tensor_shapes import (
     KEYS,
     KEYS_ALONE,
     KEYS_BEFORE_90,
@@ -62,10 +62,10 @@ from flash_cuda.backward_tensor_shapes import (
     SHARED_LIMIT,
     chosen,
 )  # fmt: skip
+from flash_cuda.parts.tensor_gradient_ops import tensor_gradient_ops
+from flash_cuda.parts.tensor_layout import aligned, filling, side_by_side
+from flash_cuda.parts.tensor_ops import tensor_ops
 from flash_cuda.ptx import cp_async_commit, cp_async_wait
-from flash_cuda.tensor_gradient_ops import tensor_gradient_ops
-from flash_cuda.tensor_layout import aligned, filling, side_by_side
-from flash_cuda.tensor_ops import tensor_ops
 from refimpl.tiling import Tile, cdiv
 
 

@@ -23,11 +23,11 @@ from functools import cache
 from numba import cuda
 from numba.cuda.types import float32, int32, uint32
 
-from flash_cuda.elements import MASKED
 from flash_cuda.launch import TILES, prepare
-from flash_cuda.rule_ops import rule_ops
-from flash_cuda.rules import bind
-from flash_cuda.tile_ops import tile_ops
+from flash_cuda.parts.elements import MASKED
+from flash_cuda.parts.rule_ops import rule_ops
+from flash_cuda.parts.rules import bind
+from flash_cuda.parts.tile_ops import tile_ops
 from refimpl.tiling import Tile
 
 # Up to d = 32 half as many keys as in the ladder: a thread evaluates the rules for each of its scores, and with more
@@ -123,7 +123,7 @@ def attention(
     Q, K, V, scale, causal, align, tile, threads, on, trace
         As `flash_cuda.launch.prepare`.
     mask, bias, window, softcap, alibi_slopes, lengths_q, lengths_k, dropout, rules
-        As `flash_cuda.rules.bind`: NumPy arrays and numbers.
+        As `flash_cuda.parts.rules.bind`: NumPy arrays and numbers.
 
     Returns
     -------

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flash_cuda.elements import STORAGE
+from flash_cuda.parts.elements import STORAGE
 from refimpl.tiling import Tile, cdiv
 
 THREADS = (16, 8)  # TY, TX: a warp covers 4 rows by 8 columns
@@ -165,7 +165,7 @@ def prepare(
     if tile.Br % threads[0] or tile.Bc % threads[1] or head_room(d, dv) % threads[1]:
         raise ValueError(f"tile: expected Br, Bc multiples of the threads {threads}, got ({tile.Br}, {tile.Bc})")
     if on is None:
-        from flash_cuda.gpu import Gpu
+        from flash_cuda.executors.gpu import Gpu
 
         on = Gpu()
     # Key j is seen by row r iff j <= r + diag: one comparison for causal in either corner and for no mask at all.

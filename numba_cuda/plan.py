@@ -11,10 +11,10 @@ O and lse are the plan's own, and each call overwrites them, which is why `inter
 they are there for whatever comes next on the plan's stream.
 """
 
-from flash_cuda.gpu import Gpu
-from flash_cuda.interface_arrays import kind_of
-from flash_cuda.interface_memory import DeviceView
-from flash_cuda.tensor_map import ALIGNMENT, address_of
+from flash_cuda.executors.gpu import Gpu
+from flash_cuda.interface.arrays import kind_of
+from flash_cuda.interface.memory import DeviceView
+from flash_cuda.parts.tensor_map import ALIGNMENT, address_of
 
 NAMES = "Q", "K", "V"
 KEPT_MAPS = 256  # sets of tensor maps, for as many sets of addresses

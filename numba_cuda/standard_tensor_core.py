@@ -30,8 +30,10 @@ import numpy as np
 from numba import cuda
 from numba.cuda.types import float32, int32, uint16, uint32
 
-from flash_cuda.elements import log2
 from flash_cuda.launch import prepare, storage
+from flash_cuda.parts.elements import log2
+from flash_cuda.parts.tensor_layout import filling
+from flash_cuda.parts.tensor_ops import swizzling, tensor_ops
 from flash_cuda.ptx import (
     address_of,
     cp_async_commit,
@@ -43,10 +45,8 @@ from flash_cuda.ptx import (
     shfl_xor,
     store_shared_2,
 )
-from flash_cuda.ptx_global import load_global_4, store_global_2, store_global_4
+from flash_cuda.ptx.global_memory import load_global_4, store_global_2, store_global_4
 from flash_cuda.step5_tensor_core import SHAPES, TILES
-from flash_cuda.tensor_layout import filling
-from flash_cuda.tensor_ops import swizzling, tensor_ops
 from refimpl.tiling import cdiv
 
 WARPS = 4  # of the softmax kernel's blocks: a row each

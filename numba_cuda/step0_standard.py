@@ -23,9 +23,9 @@ from functools import cache
 from numba import cuda
 from numba.cuda.types import float32
 
-from flash_cuda.elements import MASKED, exp2, log2
 from flash_cuda.launch import prepare
-from flash_cuda.tile_ops import tile_ops
+from flash_cuda.parts.elements import MASKED, exp2, log2
+from flash_cuda.parts.tile_ops import tile_ops
 
 
 @cache

@@ -22,7 +22,7 @@ from numba import cuda
 from numba.cuda.types import float32
 
 from flash_cuda.launch import prepare
-from flash_cuda.tile_ops import tile_ops
+from flash_cuda.parts.tile_ops import tile_ops
 
 
 @cache

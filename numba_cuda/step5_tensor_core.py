@@ -44,9 +44,9 @@ from numba import cuda
 from numba.cuda.types import float32, int32, uint16, uint32
 
 from flash_cuda.launch import prepare, storage
+from flash_cuda.parts.tensor_layout import filling, side_by_side
+from flash_cuda.parts.tensor_ops import tensor_ops
 from flash_cuda.ptx import cp_async_commit, cp_async_wait
-from flash_cuda.tensor_layout import filling, side_by_side
-from flash_cuda.tensor_ops import tensor_ops
 from refimpl.tiling import Tile
 
 

@@ -56,13 +56,13 @@ import numpy as np
 from numba import cuda
 from numba.cuda.types import float32, int32, uint32, uint64
 
-from flash_cuda import ptx_hopper as ptx
 from flash_cuda import step4_causal
-from flash_cuda.hopper_ops import hopper_ops
-from flash_cuda.hopper_shapes import BARRIER, Shape, shape_for
 from flash_cuda.launch import prepare, storage
-from flash_cuda.schedule import group_size, key_tiles_of
-from flash_cuda.tensor_map import as_copied
+from flash_cuda.parts.hopper_ops import hopper_ops
+from flash_cuda.parts.hopper_shapes import BARRIER, Shape, shape_for
+from flash_cuda.parts.schedule import group_size, key_tiles_of
+from flash_cuda.parts.tensor_map import as_copied
+from flash_cuda.ptx import hopper as ptx
 from refimpl.tiling import Tile
 
 FAR = 1 << 29  # further than any key from any row

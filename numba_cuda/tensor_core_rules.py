@@ -27,12 +27,12 @@ import numpy as np
 from numba import cuda
 from numba.cuda.types import float32, int32, uint16, uint32, uint64
 
+from flash_cuda.parts.rules import NAMES, as_float32
+from flash_cuda.parts.tensor_ops import tensor_ops
+from flash_cuda.parts.tensor_rule_ops import tensor_rule_ops
+from flash_cuda.parts.vocabulary import arguments, device
 from flash_cuda.ptx import ballot, cp_async_commit, cp_async_wait
-from flash_cuda.rules import NAMES, as_float32
 from flash_cuda.step5_tensor_core import SHAPES, set_up
-from flash_cuda.tensor_ops import tensor_ops
-from flash_cuda.tensor_rule_ops import tensor_rule_ops
-from flash_cuda.vocabulary import arguments, device
 from refimpl import scores
 from refimpl.frame import Frame
 from refimpl.masks import UNBOUNDED
@@ -217,7 +217,7 @@ def bind(
     rules, changed : list of Rule
         The call's own, and those that change scores.
     causal, align, dropout, window, lengths_q, lengths_k, mask
-        As `flash_cuda.rules.bind`.
+        As `flash_cuda.parts.rules.bind`.
     """
     if not isinstance(dropout, Dropout | None):
         raise TypeError(f"dropout: expected a Dropout or None, got {dropout!r}")
@@ -247,7 +247,7 @@ def attention(
     Q, K, V, scale, causal, align, tile, on, trace, shape
         As there.
     mask, bias, window, softcap, alibi_slopes, lengths_q, lengths_k, dropout, rules
-        As `flash_cuda.rules.bind`: NumPy arrays and numbers.
+        As `flash_cuda.parts.rules.bind`: NumPy arrays and numbers.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""The words that rules are written in: NumPy here; `flash_cuda.vocabulary` has the same words for a GPU.
+"""The words that rules are written in: NumPy here; `flash_cuda.parts.vocabulary` has the same words for a GPU.
 
 A rule uses these, arithmetic, comparisons, `&`, `|`, `abs`, indexing, and a conditional expression on a number of
 its `aux`. It does not use `and`, `or`, `not`, NumPy or math, and calls other functions by their plain names. Then

@@ -183,7 +183,7 @@ def count_fills(kernel: str, setting: Setting) -> int:
 
 def count_requested(kernel: str, setting: Setting) -> int:
     """Bytes of all loads and stores of the kernel's body, under the emulator."""
-    from flash_cuda.emulator import Emulator
+    from flash_cuda.executors.emulator import Emulator
 
     on, problem = Emulator(), _problem(setting)
     attention = KERNELS[kernel].attention()

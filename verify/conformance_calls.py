@@ -100,7 +100,7 @@ def _packed(kernel, inputs, params, on):
 
 def _interface(inputs, params, on):
     """Packed sequences through the public functions of flash_cuda."""
-    from flash_cuda.interface_varlen import flash_attn_varlen_backward, flash_attn_varlen_func
+    from flash_cuda.interface.varlen import flash_attn_varlen_backward, flash_attn_varlen_func
 
     q, k, v, dO = (inputs[name] for name in ("q", "k", "v", "dO"))
     starts = [inputs[name].astype(np.int32) for name in ("cu_seqlens_q", "cu_seqlens_k")]

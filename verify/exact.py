@@ -190,7 +190,7 @@ def powers_wrong(executor: str) -> list[int]:
 
         got = exp2_on_gpu(x)
     else:
-        from flash_cuda.elements import exp2
+        from flash_cuda.parts.elements import exp2
 
         got = np.array([exp2(value) for value in x])
     return [int(k) for k, value in zip(POWERS, got, strict=True) if float(value) != 2.0 ** int(k)]

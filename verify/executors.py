@@ -31,10 +31,10 @@ def open_executor(kind: str, seed: int = 0):
         Order of the emulated threads; a GPU chooses its own.
     """
     if kind == "gpu":
-        from flash_cuda.gpu import Gpu
+        from flash_cuda.executors.gpu import Gpu
 
         return Gpu(guard=True)
-    from flash_cuda.emulator import Emulator
+    from flash_cuda.executors.emulator import Emulator
 
     return Emulator(seed=seed)
 

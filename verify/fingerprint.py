@@ -12,17 +12,19 @@ from functools import cache
 from importlib import import_module
 
 LADDER = ("step0_standard", "step1_fused", "step2_flash_v1", "step3_flash_v2", "step4_causal")
-PARTS = ("flash_cuda.tile_ops", "flash_cuda.elements")  # of the ladder; written out, so that its records stay valid
+PARTS = ("flash_cuda.parts.tile_ops", "flash_cuda.parts.elements")  # of the ladder; a test finds them to be all
 TOGETHER = {"general": ("backward",)}  # judged as one kernel, so named as one
 JUDGING = tuple(f"verify.{stem}" for stem in (
     "case", "cases", "dropout", "errors", "gradient_tolerance", "judge", "layouts", "option_cases", "option_recipes",
     "plain", "plain_options", "recipes", "tolerance",
 ))  # fmt: skip  # inputs and bounds: what a verdict is, whichever kernel it is on
 PACKAGES = "flash_cuda", "refimpl"  # a kernel inlines the functions of rules too
+FOLDERS = {*PACKAGES, "flash_cuda.parts", "flash_cuda.executors"}  # of modules, with nothing of their own
 # Of instructions: only those that are used count.
-LIBRARIES = {f"flash_cuda.{stem}" for stem in ("ptx", "ptx_asm", "ptx_global", "ptx_hopper", "ptx_hopper_backward")}
-HOST = {f"flash_cuda.{stem}" for stem in ("launch", "gpu", "emulator", "memory", "assembler")} | {
-    "refimpl.frame", "refimpl.tiling"}  # fmt: skip  # around a kernel, not in it
+LIBRARIES = {"flash_cuda.ptx"} | {
+    f"flash_cuda.ptx.{stem}" for stem in ("asm", "global_memory", "hopper", "hopper_backward")}  # fmt: skip
+HOST = {f"flash_cuda.executors.{stem}" for stem in ("gpu", "emulator", "memory", "assembler")} | {
+    "flash_cuda.launch", "refimpl.frame", "refimpl.tiling"}  # fmt: skip  # around a kernel, not in it
 
 
 @cache
@@ -125,8 +127,8 @@ def _imported(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            whole = node.module not in PACKAGES
-            names |= {node.module} if whole else {f"{node.module}.{alias.name}" for alias in node.names}
+            inside = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= inside if node.module in FOLDERS else inside & LIBRARIES or {node.module}
     return {name for name in names if name and name.startswith(tuple(f"{package}." for package in PACKAGES))}
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 from numba import cuda
 
-from flash_cuda.elements import exp2
-from flash_cuda.gpu import Gpu
+from flash_cuda.executors.gpu import Gpu
+from flash_cuda.parts.elements import exp2
 
 THREADS = 128
 

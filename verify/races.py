@@ -110,7 +110,7 @@ def _run(kernel, case, dtype, kind, seed=0, load=import_module, watch=True) -> d
     problem = DEFAULT[case].build(dtype, plan.small)
     where = runner.placed(kind, plan.tile_of(kernel), seed)
     if not watch:
-        where["on"] = import_module("flash_cuda.emulator").Emulator(seed, watch=False)
+        where["on"] = import_module("flash_cuda.executors.emulator").Emulator(seed, watch=False)
     return calls.outputs(entry, problem, where, load, way=-1)  # the last is to give the same bits every run
 
 
@@ -166,7 +166,7 @@ def poison_shared():
     """Leave NaN in the shared memory of every multiprocessor, as far as one kernel can reach it."""
     from numba import cuda
 
-    from flash_cuda.gpu import Gpu
+    from flash_cuda.executors.gpu import Gpu
 
     on, device = Gpu(), cuda.get_current_device()
     nbytes = min(POISON_SHARED, device.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN // 4 * 4)

@@ -127,8 +127,8 @@ def examine(candidate: Candidate, arch: str, assemble: bool = True) -> Fit:
     assemble : bool
         Whether to ask the assembler for registers: seconds, and only if shared memory suffices.
     """
-    from flash_cuda.assembler import Assembler, numba_type, parse_arch, resources
-    from flash_cuda.assembler import assemble as assembled
+    from flash_cuda.executors.assembler import Assembler, numba_type, parse_arch, resources
+    from flash_cuda.executors.assembler import assemble as assembled
 
     chip, fit = CHIPS[arch], Fit()
 

@@ -190,7 +190,7 @@ def trace(name, problem, executor, tile=None, load=import_module, watch=True):
     wanted, bound, dead = states(problem, tile)
     if kernel.runs == "cuda":
         if executor == "emulated":
-            from flash_cuda.emulator import Emulator
+            from flash_cuda.executors.emulator import Emulator
 
             where = {"on": Emulator(seed=problem.seed, watch=watch), "threads": SMALL_THREADS}
         else:

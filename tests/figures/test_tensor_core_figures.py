@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from figures import tensor_core
-from flash_cuda import ptx_standins
-from flash_cuda.tensor_ops import swizzling
+from flash_cuda.parts.tensor_ops import swizzling
+from flash_cuda.ptx import standins as ptx_standins
 
 
 def test_lanes_are_those_of_the_emulators_product():

@@ -7,7 +7,8 @@ import numpy as np
 from cuda.bindings import driver as real
 from numba.cuda.cudadrv.devicearray import DeviceNDArray
 
-from flash_cuda import gpu, launcher, tensor_map
+from flash_cuda.executors import gpu, launcher
+from flash_cuda.parts import tensor_map
 
 
 class Driver:

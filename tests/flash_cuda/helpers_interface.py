@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from flash_cuda.emulator import Emulator
+from flash_cuda.executors.emulator import Emulator
 from refimpl import oracle
 from refimpl.tiling import Tile
 

@@ -1,6 +1,6 @@
 """Run a step whose source has been changed: the emulator and the judge are tested with faults, not with words."""
 
-import importlib
+import importlib.util
 import inspect
 import re
 import types
@@ -39,8 +39,14 @@ def edit(name, pattern, new):
 
 
 def source(step):
-    """The source text of ``flash_cuda.<step>``."""
-    return inspect.getsource(importlib.import_module(f"flash_cuda.{step}"))
+    """The source text of a step, or of a module of routines."""
+    return inspect.getsource(importlib.import_module(full_name(step)))
+
+
+def full_name(stem):
+    """``flash_cuda.<stem>``, or ``flash_cuda.parts.<stem>`` if it is there."""
+    inside = f"flash_cuda.parts.{stem}"
+    return inside if importlib.util.find_spec(inside) else f"flash_cuda.{stem}"
 
 
 def _edited(name, edits):
@@ -49,6 +55,6 @@ def _edited(name, edits):
         if text.count(old) != 1:
             raise ValueError(f"{name}: {old!r} occurs {text.count(old)} times")
         text = text.replace(old, new)
-    module = types.ModuleType(f"flash_cuda.{name}")
+    module = types.ModuleType(full_name(name))
     exec(compile(text, f"<edited {name}>", "exec"), module.__dict__)
     return module

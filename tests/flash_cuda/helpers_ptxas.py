@@ -6,7 +6,7 @@ import subprocess
 import sysconfig
 from pathlib import Path
 
-from flash_cuda import assembler
+from flash_cuda.executors import assembler
 
 ARCH = "sm_90a"
 MOST_SHARED, RESERVED = 227 * 1024, 1024  # of a block on sm_90: what it may ask for, what the system keeps

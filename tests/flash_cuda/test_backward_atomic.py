@@ -8,9 +8,9 @@ from numba import cuda
 from numba.cuda.types import float32
 
 from flash_cuda import backward, general
-from flash_cuda.emulator import Emulator
+from flash_cuda.executors.emulator import Emulator
+from flash_cuda.executors.memory import OutOfBounds, Race, ReadOnly
 from flash_cuda.interface import flash_attn_backward, flash_attn_func
-from flash_cuda.memory import OutOfBounds, Race, ReadOnly
 from refimpl import oracle
 from refimpl.tiling import Tile
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from flash_cuda import backward, general
-from flash_cuda.emulator import Emulator
+from flash_cuda.executors.emulator import Emulator
 from refimpl import options, oracle
 from refimpl.tiling import Tile
 

@@ -3,14 +3,15 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from helpers_mutate import edit, source
+from helpers_mutate import edit, full_name, source
 from numba.cuda.extending import _Intrinsic
 
-from flash_cuda import backward_hopper, ptx_hopper_backward
-from flash_cuda.emulator import STAND_INS, Deadlock, Emulator
-from flash_cuda.memory import Race, UninitialisedRead
-from flash_cuda.memory_bytes import PhaseFault
-from flash_cuda.ptx_hopper_standins import InFlight
+from flash_cuda import backward_hopper
+from flash_cuda.executors.emulator import STAND_INS, Deadlock, Emulator
+from flash_cuda.executors.memory import Race, UninitialisedRead
+from flash_cuda.executors.memory_bytes import PhaseFault
+from flash_cuda.ptx import hopper_backward as ptx_hopper_backward
+from flash_cuda.ptx.hopper_standins import InFlight
 from refimpl import oracle
 from verify import judge
 from verify.case import Problem
@@ -160,7 +161,7 @@ def error(monkeypatch, *change):
         scopes = {}
         for module in (OPS, KERNELS):
             text = edit(module, pattern, new)[1] if module == name else source(module)
-            scopes[module] = {"__name__": f"flash_cuda.{module}"}
+            scopes[module] = {"__name__": full_name(module)}
             exec(compile(text, f"<edited {module}>", "exec"), scopes[module])
         scopes[KERNELS][OPS] = scopes[OPS][OPS]
         monkeypatch.setattr(backward_hopper, "make_kernel", scopes[KERNELS]["make_kernel"])

@@ -6,13 +6,13 @@ import pytest
 from helpers_mutate import step_with
 
 from flash_cuda import backward_hopper, backward_tensor_core
-from flash_cuda.assembler import Assembler, assemble, numba_type, parse_arch, resources
 from flash_cuda.backward_tensor_core import attention_backward
-from flash_cuda.backward_tensor_shapes import KEYS, KEYS_ALONE, KEYS_BEFORE_90, QUERIES, Shape, fitting, usable
-from flash_cuda.emulator import Emulator
+from flash_cuda.executors.assembler import Assembler, assemble, numba_type, parse_arch, resources
+from flash_cuda.executors.emulator import Emulator
+from flash_cuda.executors.memory import KernelFault
 from flash_cuda.launch import storage
-from flash_cuda.memory import KernelFault
-from flash_cuda.tensor_gradient_ops import sharing
+from flash_cuda.parts.backward_tensor_shapes import KEYS, KEYS_ALONE, KEYS_BEFORE_90, QUERIES, Shape, fitting, usable
+from flash_cuda.parts.tensor_gradient_ops import sharing
 from refimpl import oracle
 from refimpl.tiling import Tile
 from verify import judge

@@ -10,10 +10,12 @@ import pytest
 from helpers_driver import array, pretend
 from helpers_mutate import step_with
 
-from flash_cuda import cubin_cache, cubin_key, gpu, hopper_shapes, step5_tensor_core, step6_flash_v3
-from flash_cuda.assembler import Assembler, numba_type
-from flash_cuda.cubin_cache import Cubin
-from flash_cuda.cubin_key import NoName, name_of
+from flash_cuda import step5_tensor_core, step6_flash_v3
+from flash_cuda.executors import cubin_cache, cubin_key, gpu
+from flash_cuda.executors.assembler import Assembler, numba_type
+from flash_cuda.executors.cubin_cache import Cubin
+from flash_cuda.executors.cubin_key import NoName, name_of
+from flash_cuda.parts import hopper_shapes
 
 CUBIN = Cubin(bytes(range(256)) * 3, "entry")
 STEPS = (
@@ -23,9 +25,9 @@ STEPS = (
 NAME_ALL = f"""
 import importlib
 import numpy as np
-from flash_cuda.assembler import Assembler, numba_type
+from flash_cuda.executors.assembler import Assembler, numba_type
 from flash_cuda.backward import attention_backward
-from flash_cuda.cubin_key import name_of
+from flash_cuda.executors.cubin_key import name_of
 
 class Names(Assembler):
     def launch(self, body, blocks, threads, args, shared=0):
@@ -299,7 +301,7 @@ def test_a_file_is_what_it_says(place):
 
 def test_what_is_compiled_for_a_device_is_what_is_assembled_offline():
     """The cubin of the GPU's path and that of the offline checks: the same bytes."""
-    from flash_cuda import assembler
+    from flash_cuda.executors import assembler
 
     def body(x, n):
         x[0] = n * 2

@@ -6,8 +6,8 @@ from helpers_mutate import source, step_with, without_line
 from numba import cuda
 from numba.cuda.types import float32
 
-from flash_cuda.emulator import DivergentBarrier, Emulator
-from flash_cuda.memory import KernelFault, OutOfBounds, Race, ReadOnly, UninitialisedRead
+from flash_cuda.executors.emulator import DivergentBarrier, Emulator
+from flash_cuda.executors.memory import KernelFault, OutOfBounds, Race, ReadOnly, UninitialisedRead
 from refimpl.tiling import Tile
 
 STEPS = ["step0_standard", "step1_fused", "step2_flash_v1", "step3_flash_v2", "step4_causal"]

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from random_options import draw, judge
 
 from flash_cuda import backward, general
-from flash_cuda.assembler import Assembler, numba_type
-from flash_cuda.emulator import Emulator
-from flash_cuda.rule_ops import is_kept
+from flash_cuda.executors.assembler import Assembler, numba_type
+from flash_cuda.executors.emulator import Emulator
+from flash_cuda.parts.rule_ops import is_kept
 from refimpl import options
 from refimpl.philox import Dropout
 from refimpl.tiling import Tile
@@ -28,7 +28,7 @@ def test_random_combinations_emulated(seed):
 @pytest.mark.gpu
 def test_random_combinations_on_a_gpu():
     """2,000 of them; run-time arguments keep this within 40 compiled kernels."""
-    from flash_cuda.gpu import Gpu
+    from flash_cuda.executors.gpu import Gpu
 
     before = len(Gpu._compiled)
     wrong = [told for seed in range(2000) if (told := judge(draw(seed, longest=150, dims=(33, 64)), on=Gpu))]

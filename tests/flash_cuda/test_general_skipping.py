@@ -5,7 +5,7 @@ import pytest
 from random_options import Combination, judge
 
 from flash_cuda import backward, general
-from flash_cuda.emulator import Emulator
+from flash_cuda.executors.emulator import Emulator
 from refimpl import options
 from refimpl.tiling import Tile
 
@@ -64,7 +64,7 @@ def test_a_tile_of_too_many_scores_is_named():
 def test_a_further_rule_assembles_clean(d):
     """Evaluating more rules costs neither stack nor fp64, forward or backward."""
     pytest.importorskip("cuda.bindings.nvvm", reason="no NVVM: install the dev extra")
-    from flash_cuda.assembler import Assembler
+    from flash_cuda.executors.assembler import Assembler
 
     on = Assembler("sm_75", "sm_90a")
     Q, lse = np.zeros((1, 1, 100, d), np.float16), np.zeros((1, 1, 100), np.float32)

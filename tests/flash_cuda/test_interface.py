@@ -11,11 +11,11 @@ from helpers_interface import SMALL, assert_close, draw, emulated, true, true_gr
 from numba import cuda
 
 from flash_cuda import interface
-from flash_cuda.emulator import Emulator
+from flash_cuda.executors.emulator import Emulator
 from flash_cuda.interface import flash_attn_backward, flash_attn_func, flash_attn_qkvpacked_func
-from flash_cuda.interface_call import Call
-from flash_cuda.interface_memory import DeviceView
-from flash_cuda.interface_steps import BACKWARD, Asked, choose
+from flash_cuda.interface.call import Call
+from flash_cuda.interface.memory import DeviceView
+from flash_cuda.interface.steps import BACKWARD, Asked, choose
 from refimpl.philox import Dropout
 
 

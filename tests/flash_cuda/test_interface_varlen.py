@@ -7,7 +7,7 @@ import pytest
 from helpers_interface import SMALL, assert_close, draw, emulated, true, true_gradients
 from numba import cuda
 
-from flash_cuda.assembler import Assembler, numba_type
+from flash_cuda.executors.assembler import Assembler, numba_type
 from flash_cuda.interface import (
     flash_attn_func,
     flash_attn_varlen_backward,

@@ -18,7 +18,7 @@ import numpy as np
 from numba import cuda
 step, d = sys.argv[1], int(sys.argv[2])
 attention = importlib.import_module("flash_cuda." + step).attention
-from flash_cuda import gpu
+from flash_cuda.executors import gpu
 cuda.current_context()
 X = [gpu.upload(np.random.default_rng(k).standard_normal((1, 4, 512, d)).astype(np.float16)) for k in range(3)]
 ready = time.perf_counter()
@@ -47,7 +47,7 @@ def attention_of(step):
 
 def arrays(seed, shape=(1, 16, 1024, 64)):
     """Q, K and V on the device."""
-    from flash_cuda.gpu import upload
+    from flash_cuda.executors.gpu import upload
 
     draw = np.random.default_rng(seed)
     return [upload(draw.standard_normal(shape).astype(np.float16)) for _ in range(3)]
@@ -57,7 +57,7 @@ def arrays(seed, shape=(1, 16, 1024, 64)):
 def test_parameters_are_those_the_driver_has(step, d):
     from cuda.bindings import driver
 
-    from flash_cuda.gpu import Gpu
+    from flash_cuda.executors.gpu import Gpu
 
     needs(step)
     on = Gpu()
@@ -85,8 +85,8 @@ def test_a_second_process_starts_at_once(step, d, tmp_path):
 @pytest.mark.parametrize("step", ["step5_tensor_core", "step6_flash_v3"])
 def test_a_plan_gives_the_same_bits(step):
     """On other arrays, on those again, and from raw pointers: as a call that prepares everything anew."""
+    from flash_cuda.parts.tensor_map import address_of
     from flash_cuda.plan import Plan
-    from flash_cuda.tensor_map import address_of
 
     needs(step)
     attention, sets = attention_of(step), [arrays(seed) for seed in range(4)]
@@ -121,8 +121,8 @@ def test_a_plan_takes_torch_tensors(step, dtype):
 def test_a_launch_costs_the_host_little(step):
     from numba import cuda
 
+    from flash_cuda.parts.tensor_map import address_of
     from flash_cuda.plan import Plan
-    from flash_cuda.tensor_map import address_of
 
     needs(step)
     sets = [arrays(seed) for seed in range(2)]

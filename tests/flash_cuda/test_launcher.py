@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from helpers_driver import FakeGpu, array, pretend, words
 
-from flash_cuda import gpu, step5_tensor_core, step6_flash_v3
-from flash_cuda.assembler import assemble, numba_type
-from flash_cuda.cubin_cache import Cubin
-from flash_cuda.launcher import DriverError, Kernel, Launch
+from flash_cuda import step5_tensor_core, step6_flash_v3
+from flash_cuda.executors import gpu
+from flash_cuda.executors.assembler import assemble, numba_type
+from flash_cuda.executors.cubin_cache import Cubin
+from flash_cuda.executors.launcher import DriverError, Kernel, Launch
 from flash_cuda.plan import KEPT_MAPS, Plan
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from helpers_mutate import step_with
 
-from flash_cuda.emulator import Emulator
-from flash_cuda.memory import KernelFault
+from flash_cuda.executors.emulator import Emulator
+from flash_cuda.executors.memory import KernelFault
 from refimpl import oracle
 from refimpl.tiling import Tile
 from verify.cases import DEFAULT

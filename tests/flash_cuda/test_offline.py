@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from flash_cuda.assembler import Assembler, parse_arch, resources
+from flash_cuda.executors.assembler import Assembler, parse_arch, resources
 
 pytest.importorskip("cuda.bindings.nvvm", reason="no NVVM: install the dev extra")
 
@@ -68,7 +68,7 @@ def test_tensor_cores_assemble_clean_from_sm_100_on(arch):
 
 def test_tensor_cores_do_the_work():
     """The linked PTX of step 5 at d = 64: each instruction as often as the tile's arithmetic says, in one loop."""
-    from flash_cuda.assembler import assemble, numba_type
+    from flash_cuda.executors.assembler import assemble, numba_type
     from flash_cuda.step5_tensor_core import SHAPES, make_kernel
 
     shape, D = SHAPES[64], 64

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from flash_cuda import emulator, ptx_hopper
-from flash_cuda.schedule import SHARERS, group_size, tiles_in_order, unevenness
+from flash_cuda.executors import emulator
+from flash_cuda.parts.schedule import SHARERS, group_size, tiles_in_order, unevenness
+from flash_cuda.ptx import hopper as ptx_hopper
 from flash_cuda.step6_flash_v3 import Shape, attention
 
 

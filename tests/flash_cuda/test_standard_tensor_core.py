@@ -6,9 +6,9 @@ import pytest
 from helpers_mutate import step_with
 
 from flash_cuda import standard_tensor_core
-from flash_cuda.assembler import Assembler
-from flash_cuda.emulator import Emulator
-from flash_cuda.memory import KernelFault
+from flash_cuda.executors.assembler import Assembler
+from flash_cuda.executors.emulator import Emulator
+from flash_cuda.executors.memory import KernelFault
 from flash_cuda.standard_tensor_core import attention
 from refimpl import oracle
 from refimpl import standard_tensor_core as twin

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from flash_cuda.emulator import Emulator
+from flash_cuda.executors.emulator import Emulator
 from flash_cuda.step6_flash_v3 import Shape, attention
 from refimpl import oracle
 from refimpl import step6_flash_v3 as twin

@@ -7,11 +7,11 @@ import pytest
 from helpers_mutate import edit, step_with
 from numba.cuda.extending import _Intrinsic
 
-from flash_cuda import ptx_hopper
-from flash_cuda.emulator import STAND_INS, Deadlock, Emulator
-from flash_cuda.memory import KernelFault, Race
-from flash_cuda.memory_bytes import PhaseFault
-from flash_cuda.ptx_hopper_standins import InFlight, made
+from flash_cuda.executors.emulator import STAND_INS, Deadlock, Emulator
+from flash_cuda.executors.memory import KernelFault, Race
+from flash_cuda.executors.memory_bytes import PhaseFault
+from flash_cuda.ptx import hopper as ptx_hopper
+from flash_cuda.ptx.hopper_standins import InFlight, made
 from refimpl import oracle
 
 STEP = "step6_flash_v3"

@@ -8,8 +8,8 @@ import pytest
 from helpers_mutate import edit, step_with
 from helpers_ptxas import MOST_SHARED, RESERVED, SERIALISED, Kept, notes, ptxas
 
-from flash_cuda import hopper_shapes
 from flash_cuda import step6_flash_v3 as step6
+from flash_cuda.parts import hopper_shapes
 
 pytest.importorskip("cuda.bindings.nvvm", reason="no NVVM: install the dev extra")
 

@@ -6,9 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from flash_cuda.elements import bf16_bits
-from flash_cuda.emulator import Emulator
+from flash_cuda.executors.emulator import Emulator
 from flash_cuda.launch import THREADS, TILES, tile_for
+from flash_cuda.parts.elements import bf16_bits
 from refimpl import oracle
 from refimpl.tiling import Tile
 

@@ -10,10 +10,12 @@ from helpers_mutate import step_with
 from numba import cuda
 from numba.cuda.types import float32, uint16, uint32
 
-from flash_cuda import ptx, ptx_global, ptx_standins, step5_tensor_core
-from flash_cuda.emulator import Deadlock, DivergentWarp, Emulator
-from flash_cuda.memory import KernelFault, OutOfBounds, Race
+from flash_cuda import ptx, step5_tensor_core
+from flash_cuda.executors.emulator import Deadlock, DivergentWarp, Emulator
+from flash_cuda.executors.memory import KernelFault, OutOfBounds, Race
 from flash_cuda.ptx import copy_in, ldmatrix_x4, ldmatrix_x4_trans, mma_bf16, mma_f16, shfl_xor
+from flash_cuda.ptx import global_memory as ptx_global
+from flash_cuda.ptx import standins as ptx_standins
 from flash_cuda.step5_tensor_core import Shape, attention
 from refimpl import oracle
 from refimpl import step5_tensor_core as twin

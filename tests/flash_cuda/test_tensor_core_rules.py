@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_options import Combination, draw, judge_forward
 
-from flash_cuda.emulator import Emulator
-from flash_cuda.memory import KernelFault, Race
+from flash_cuda.executors.emulator import Emulator
+from flash_cuda.executors.memory import KernelFault, Race
+from flash_cuda.parts.tensor_rule_ops import drawn_pair
 from flash_cuda.step5_tensor_core import Shape, attention
-from flash_cuda.tensor_rule_ops import drawn_pair
 from refimpl import options, oracle
 from refimpl.frame import Frame, visible
 from refimpl.philox import Dropout
@@ -56,7 +56,7 @@ def test_random_combinations_emulated(seed):
 @pytest.mark.gpu
 def test_random_combinations_on_a_gpu():
     """500, at the tiles that calls take."""
-    from flash_cuda.gpu import Gpu
+    from flash_cuda.executors.gpu import Gpu
 
     combinations = (draw(seed, longest=300, dims=(64, 64) if seed % 4 else (33, 64), dtypes=HALVES)
                     for seed in range(500))  # fmt: skip
@@ -328,7 +328,7 @@ def test_the_interface_takes_it():
 def assembled(d, given, *archs):
     """Reports of the kernel that a call compiles."""
     pytest.importorskip("cuda.bindings.nvvm", reason="no NVVM: install the dev extra")
-    from flash_cuda.assembler import Assembler
+    from flash_cuda.executors.assembler import Assembler
 
     on = Assembler(*archs)
     x = np.zeros((1, 2, 100, d), np.float16)

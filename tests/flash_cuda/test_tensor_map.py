@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from flash_cuda.emulator import Emulator
-from flash_cuda.tensor_map import encode, obstacle
+from flash_cuda.executors.emulator import Emulator
+from flash_cuda.parts.tensor_map import encode, obstacle
 
 BASE = np.zeros((3, 4, 50, 64), np.float16)
 ODD = np.zeros((2, 2, 10, 12), np.float16)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from numba import cuda
 
-from flash_cuda import vocabulary
-from flash_cuda.assembler import Assembler, assemble, numba_type, resources
-from flash_cuda.emulator import Emulator
-from flash_cuda.vocabulary import arguments, device, narrow
+from flash_cuda.executors.assembler import Assembler, assemble, numba_type, resources
+from flash_cuda.executors.emulator import Emulator
+from flash_cuda.parts import vocabulary
+from flash_cuda.parts.vocabulary import arguments, device, narrow
 from refimpl import masks, scores
 from refimpl import vocabulary as numpy_vocabulary
 from refimpl.frame import Frame, scored, slope, visible
@@ -143,7 +143,7 @@ def test_emulated(name, b):
 @pytest.mark.parametrize("name", RULES)
 def test_on_a_gpu(name):
     """Nested tuples of arrays and numbers arrive, and the compiled text does what NumPy does."""
-    from flash_cuda.gpu import Gpu
+    from flash_cuda.executors.gpu import Gpu
 
     check(name, 1, Gpu())
 
@@ -174,7 +174,7 @@ def test_dropout_compiles_clean():
 @pytest.mark.gpu
 def test_dropout_on_a_gpu():
     """Equal to the bit."""
-    from flash_cuda.gpu import Gpu
+    from flash_cuda.executors.gpu import Gpu
 
     assert np.array_equal(*drawn(Gpu()))
 

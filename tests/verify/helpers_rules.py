@@ -5,7 +5,8 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
-from flash_cuda import backward, general, rules, vocabulary
+from flash_cuda import backward, general
+from flash_cuda.parts import rules, vocabulary
 from refimpl import mask_tensor, masks, scores, standard
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "refimpl"))

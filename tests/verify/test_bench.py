@@ -128,8 +128,8 @@ def test_inputs_of_equal_size_share_their_memory():
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_a_kernel_is_checked_and_launched_again(monkeypatch, direction, causal, dtype):
     """`bench_points.kernel` with the emulator in the GPU's place: what is replayed is one pass and nothing else."""
-    from flash_cuda import gpu
-    from flash_cuda.emulator import Emulator
+    from flash_cuda.executors import gpu
+    from flash_cuda.executors.emulator import Emulator
 
     class Replaying(Emulator):
         def __init__(self):
@@ -161,8 +161,8 @@ def test_a_kernel_is_checked_and_launched_again(monkeypatch, direction, causal, 
 
 def test_gradients_on_tensor_cores_are_timed_with_atomics(monkeypatch):
     """All that adds up to dQ is in what is replayed, the clearing of the sums included."""
-    from flash_cuda import gpu
-    from flash_cuda.emulator import Emulator
+    from flash_cuda.executors import gpu
+    from flash_cuda.executors.emulator import Emulator
 
     class Noting(Emulator):
         def launch(self, body, *given, **more):

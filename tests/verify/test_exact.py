@@ -20,7 +20,7 @@ MORE_KEYS = Setting(dense(9, 20, d=5), False, Tile(8, 16), (4, 2), "bf16")
 
 def run(step, setting, seed=1):
     """A step on an exact problem, emulated: the problem and (O, lse, trace)."""
-    from flash_cuda.emulator import Emulator
+    from flash_cuda.executors.emulator import Emulator
 
     made = problem(setting)
     arrays = made.Q, made.K, made.V
@@ -109,7 +109,7 @@ def test_normal_inputs_are_not_exact():
     made = problem(SMALL)
     rng = np.random.default_rng(0)
     loose = type(made)(*(rng.standard_normal(x.shape).astype(x.dtype) for x in (made.Q, made.K, made.V)), made.options)
-    from flash_cuda.emulator import Emulator
+    from flash_cuda.executors.emulator import Emulator
 
     where = {"tile": SMALL.tile, "threads": SMALL.threads, "on": Emulator()}
     O, lse, trace = KERNELS["step3_flash_v2"].attention()(
@@ -120,7 +120,8 @@ def test_normal_inputs_are_not_exact():
 
 def test_exp2_is_exact_on_integers_and_a_wrong_one_is_noticed(monkeypatch):
     assert exact.powers_wrong("emulated") == []
-    monkeypatch.setattr("flash_cuda.elements.exp2", lambda x: np.float32(2.0**x) * np.float32(1 + 2e-7 * (x == 5)))
+    wrong = lambda x: np.float32(2.0**x) * np.float32(1 + 2e-7 * (x == 5))  # noqa: E731
+    monkeypatch.setattr("flash_cuda.parts.elements.exp2", wrong)
     assert exact.powers_wrong("emulated") == [5]
 
 

@@ -17,7 +17,7 @@ def fresh():
 
 def test_imports_are_followed_and_the_hosts_modules_are_not():
     found = fingerprint.built_from("flash_cuda.backward")
-    parts = {f"flash_cuda.{stem}" for stem in ("gradient_ops", "rule_ops", "tile_ops", "elements", "vocabulary")}
+    parts = {f"flash_cuda.parts.{stem}" for stem in ("gradient_ops", "rule_ops", "tile_ops", "elements", "vocabulary")}
     assert parts <= set(found)
     assert not set(found) & fingerprint.HOST and "flash_cuda.backward" not in found
 
@@ -28,7 +28,7 @@ def test_what_is_written_out_is_what_is_found(kernel):
     assert set(fingerprint.PARTS) == set(fingerprint.built_from(f"flash_cuda.{kernel}"))
 
 
-@pytest.mark.parametrize("part", ["gradient_ops", "backward", "vocabulary"])
+@pytest.mark.parametrize("part", ["parts.gradient_ops", "backward", "parts.vocabulary"])
 def test_a_changed_part_changes_it_and_a_comment_does_not(part, fresh, monkeypatch):
     before, source = fingerprint.fingerprint("backward"), fingerprint._source
 
@@ -53,7 +53,7 @@ def with_text(monkeypatch, module, added):
         return fingerprint.fingerprint("step5_tensor_core")
 
 
-@pytest.mark.parametrize("library, used", [("ptx", "mma_f16"), ("ptx_asm", "asm")])
+@pytest.mark.parametrize("library, used", [("ptx", "mma_f16"), ("ptx.asm", "asm")])
 def test_of_a_library_of_instructions_those_used_count(library, used, fresh, monkeypatch):
     """An instruction more changes no kernel; one that step 5 runs, directly or not, changes step 5."""
     before, module = fingerprint.fingerprint("step5_tensor_core"), f"flash_cuda.{library}"
@@ -63,7 +63,7 @@ def test_of_a_library_of_instructions_those_used_count(library, used, fresh, mon
 
 def test_instructions_of_another_kernel_do_not_count(fresh, monkeypatch):
     before = fingerprint.fingerprint("step5_tensor_core")
-    assert with_text(monkeypatch, "flash_cuda.ptx_hopper", "\nex2 = 1\n") == before
+    assert with_text(monkeypatch, "flash_cuda.ptx.hopper", "\nex2 = 1\n") == before
 
 
 def test_a_record_of_verify_knows_a_kernel_by_its_gradients_too(fresh, monkeypatch):
@@ -74,7 +74,7 @@ def test_a_record_of_verify_knows_a_kernel_by_its_gradients_too(fresh, monkeypat
     assert alone == fingerprint.fingerprint("step4_causal") and both != forward
     assert document._fingerprint("general") == fingerprint.fingerprint("general")
     monkeypatch.setattr(fingerprint, "_source", lambda name: source(name) + (
-        "\nx = 1\n" if name == "flash_cuda.tensor_gradient_ops" else ""))
+        "\nx = 1\n" if name == "flash_cuda.parts.tensor_gradient_ops" else ""))
     fingerprint.fingerprint.cache_clear()
     assert document._fingerprint("step5_tensor_core") != both
     assert fingerprint.fingerprint("step5_tensor_core") == forward
@@ -82,8 +82,8 @@ def test_a_record_of_verify_knows_a_kernel_by_its_gradients_too(fresh, monkeypat
 
 def test_instructions_reached_through_a_module_are_found():
     """Step 6 names them as attributes, and its routines by name."""
-    used = {node.name for node in fingerprint.definitions_used(["flash_cuda.step6_flash_v3", "flash_cuda.hopper_ops"])
-            if hasattr(node, "name")}  # fmt: skip
+    used = {node.name for node in fingerprint.definitions_used(
+        ["flash_cuda.step6_flash_v3", "flash_cuda.parts.hopper_ops"]) if hasattr(node, "name")}  # fmt: skip
     assert {"wgmma_shared", "wgmma_wait", "assembly", "quotient", "ex2"} <= used
 
 

@@ -8,7 +8,7 @@ from importlib import import_module
 import numpy as np
 import pytest
 
-from flash_cuda.emulator import Emulator
+from flash_cuda.executors.emulator import Emulator
 from verify.__main__ import main
 from verify.cases import DEFAULT
 from verify.mutants import AREAS, MUTANTS, DoesNotApply, Edit, Graft, Reached, campaign, page, report, trial
@@ -16,7 +16,7 @@ from verify.mutants.graft import edited
 from verify.mutants.trial import Trial
 from verify.registry import ALL
 
-TILE_OPS = "numba_cuda/tile_ops.py"
+TILE_OPS = "numba_cuda/parts/tile_ops.py"
 SUM = "l[a] = alpha[a] * l[a] + total"
 
 # One of each area and way to die, spread over the types; the slow test runs all of them.
@@ -167,9 +167,9 @@ def placed():
 def test_a_rule_is_edited_for_the_kernel_too():
     """A mask's text is compiled into the general kernel: a graft reaches it through four modules."""
     graft = Graft(MUTANTS["window_left_short"].edits)
-    for name in ("refimpl.standard", "flash_cuda.rules", "flash_cuda.general", "flash_cuda.backward"):
+    for name in ("refimpl.standard", "flash_cuda.parts.rules", "flash_cuda.general", "flash_cuda.backward"):
         assert graft.load(name) is not import_module(name)
-    assert graft.load("flash_cuda.rule_ops") is import_module("flash_cuda.rule_ops")
+    assert graft.load("flash_cuda.parts.rule_ops") is import_module("flash_cuda.parts.rule_ops")
 
 
 @pytest.mark.parametrize("kernel", ("step2_flash_v1", "general"))

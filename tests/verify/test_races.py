@@ -65,7 +65,7 @@ def test_a_delayed_kernel_stalls_at_both_sides_of_every_barrier_and_computes_the
 def test_a_delayed_kernel_sleeps_on_a_gpu():
     """In the PTX, once at each place."""
     pytest.importorskip("cuda.bindings.nvvm", reason="no NVVM: install the dev extra")
-    from flash_cuda import assembler
+    from flash_cuda.executors import assembler
     from refimpl.tiling import Tile
 
     class Kept(assembler.Assembler):

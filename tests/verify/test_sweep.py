@@ -34,7 +34,7 @@ def test_shared_memory_by_the_formula(kernel, Br, Bc, D):
 def test_the_assembler_agrees_and_knows_registers():
     pytest.importorskip("cuda.bindings.nvvm", reason="no NVVM: install the dev extra")
     from flash_cuda import step3_flash_v2
-    from flash_cuda.assembler import Assembler
+    from flash_cuda.executors.assembler import Assembler
     from refimpl.tiling import Tile
 
     on, x = Assembler("sm_80"), np.zeros((1, 1, 100, 32), np.float16)

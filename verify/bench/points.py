@@ -107,7 +107,7 @@ class Inputs:
 
 def _faced(array, dtype):
     """An executor's result as an input again: bf16 under its own name instead of the bits that travel."""
-    from flash_cuda.interface_memory import DeviceView
+    from flash_cuda.interface.memory import DeviceView
 
     pointer = int(array.__cuda_array_interface__["data"][0])
     return DeviceView(array, pointer, array.shape, array.strides, dtype)
@@ -115,8 +115,8 @@ def _faced(array, dtype):
 
 def _device_array(host, kept):
     """The device's view of a NumPy array; its memory is uploaded once for all shapes."""
-    from flash_cuda.gpu import upload
-    from flash_cuda.interface_memory import DeviceView
+    from flash_cuda.executors.gpu import upload
+    from flash_cuda.interface.memory import DeviceView
 
     if "memory" not in kept:
         kept["memory"] = upload(host.reshape(-1))
@@ -147,7 +147,7 @@ def kernel(name, point, arrays, rows, options=None) -> timing.Contender:
     if reason := entry.lacks({name for name in asked if asked[name]}, point.dtype, point.d, point.d):
         raise LookupError(reason)
     backward = entry.attention_backward() if point.direction == BACKWARD else None
-    from flash_cuda.gpu import Gpu
+    from flash_cuda.executors.gpu import Gpu
 
     Q, K, V = (arrays[key] for key in "QKV")
     facts = {"fingerprint": fingerprint_of(name, point.direction), "tile": tile_of(name, point)}

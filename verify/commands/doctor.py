@@ -84,7 +84,7 @@ def _truth():
 
 def _emulator():
     def work():
-        from flash_cuda.emulator import Emulator
+        from flash_cuda.executors.emulator import Emulator
         from refimpl.tiling import Tile
 
         tile = Tile(SMALL_TILE, SMALL_TILE)
@@ -122,7 +122,7 @@ def _gpu():
 
 def _cache():
     """Where compiled kernels are kept, and how much is there."""
-    from flash_cuda import cubin_cache
+    from flash_cuda.executors import cubin_cache
 
     where = cubin_cache.folder()
     if where is None:

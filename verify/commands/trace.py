@@ -7,7 +7,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from flash_cuda.memory import KernelFault
+from flash_cuda.executors.memory import KernelFault
 from refimpl.tiling import Tile
 from verify import executors, judge, options
 from verify import trace as tracing

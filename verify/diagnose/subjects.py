@@ -44,7 +44,7 @@ def run_ours(name, probe, executor, tile=None, load=import_module, watch=True) -
     kernel, problem = ALL[name], probe.posed
     where = {}
     if executor == "emulated":
-        from flash_cuda.emulator import Emulator
+        from flash_cuda.executors.emulator import Emulator
 
         where = {"on": Emulator(seed=0, watch=watch), "threads": SMALL_THREADS}
     elif executor == "gpu":

@@ -2,7 +2,7 @@
 
 from verify.mutants.mutant import Edit, Mutant
 
-OPS, KERNELS = "numba_cuda/hopper_gradient_ops.py", "numba_cuda/backward_hopper_kernels.py"
+OPS, KERNELS = "numba_cuda/parts/hopper_gradient_ops.py", "numba_cuda/backward_hopper_kernels.py"
 STEP = "backward_hopper"  # the kernel
 CASES = ("back_gqa", "back_square")
 

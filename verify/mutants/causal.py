@@ -3,7 +3,7 @@
 from verify.mutants.mutant import Edit, Mutant
 
 TILE_OPS, STEP4, LAUNCH, FRAME, MASKS = (
-    "numba_cuda/tile_ops.py", "numba_cuda/step4_causal.py", "numba_cuda/launch.py", "refimpl/frame.py",
+    "numba_cuda/parts/tile_ops.py", "numba_cuda/step4_causal.py", "numba_cuda/launch.py", "refimpl/frame.py",
     "refimpl/masks.py",
 )  # fmt: skip
 CAUSAL = "step4_causal"

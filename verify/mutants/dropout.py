@@ -2,7 +2,7 @@
 
 from verify.mutants.mutant import Edit, Mutant
 
-RULE_OPS, BACKWARD, PHILOX = "numba_cuda/rule_ops.py", "numba_cuda/backward.py", "refimpl/philox.py"
+RULE_OPS, BACKWARD, PHILOX = "numba_cuda/parts/rule_ops.py", "numba_cuda/backward.py", "refimpl/philox.py"
 STEP3 = "refimpl/step3_flash_v2.py"
 ALL = "general"
 

@@ -2,7 +2,7 @@
 
 from verify.mutants.mutant import Edit, Mutant
 
-TILE_OPS, STEP3, LAUNCH = "numba_cuda/tile_ops.py", "numba_cuda/step3_flash_v2.py", "numba_cuda/launch.py"
+TILE_OPS, STEP3, LAUNCH = "numba_cuda/parts/tile_ops.py", "numba_cuda/step3_flash_v2.py", "numba_cuda/launch.py"
 V2 = "step3_flash_v2"
 FACTOR = "scale_log2 = np.float32(scale * math.log2(math.e))"
 LSE = "float32(LN2) * (m[a] + log2(l[a]))"

@@ -2,7 +2,7 @@
 
 from verify.mutants.mutant import Edit, Mutant
 
-OPS, STEP6 = "numba_cuda/hopper_ops.py", "numba_cuda/step6_flash_v3.py"
+OPS, STEP6 = "numba_cuda/parts/hopper_ops.py", "numba_cuda/step6_flash_v3.py"
 STEP, AREA = "step6_flash_v3", "tensor cores"
 HALF = ("fp16", "bf16")
 RAGGED = ("113x203", "1024x1023")

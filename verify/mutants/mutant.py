@@ -20,7 +20,7 @@ class Edit(NamedTuple):
     Attributes
     ----------
     path : str
-        From the root of the repository: "numba_cuda/tile_ops.py".
+        From the root of the repository: "numba_cuda/parts/tile_ops.py".
     function : str
         The function that is changed, wherever in the file it is nested; "" for the module's own lines.
     old, new : str
@@ -36,7 +36,7 @@ class Edit(NamedTuple):
     def module(self) -> str:
         """The dotted name of the file."""
         folder, _, rest = self.path.partition("/")
-        return f"{FOLDERS[folder]}.{rest.removesuffix('.py').replace('/', '.')}"
+        return f"{FOLDERS[folder]}.{rest.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}"
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from verify.mutants.mutant import Edit, Mutant
 
-GENERAL, RULE_OPS, VARLEN = "numba_cuda/general.py", "numba_cuda/rule_ops.py", "numba_cuda/interface_varlen.py"
+GENERAL, RULE_OPS, VARLEN = "numba_cuda/general.py", "numba_cuda/parts/rule_ops.py", "numba_cuda/interface/varlen.py"
 MASKS, SCORES, STANDARD, TENSOR, FRAME = (
     f"refimpl/{stem}.py" for stem in ("masks", "scores", "standard", "mask_tensor", "frame")
 )

@@ -2,7 +2,7 @@
 
 from verify.mutants.mutant import Edit, Mutant
 
-TILE_OPS, STEP2, LAUNCH = "numba_cuda/tile_ops.py", "numba_cuda/step2_flash_v1.py", "numba_cuda/launch.py"
+TILE_OPS, STEP2, LAUNCH = "numba_cuda/parts/tile_ops.py", "numba_cuda/step2_flash_v1.py", "numba_cuda/launch.py"
 STEP0 = "numba_cuda/step0_standard.py"
 V2 = "step3_flash_v2"
 HALF = Edit(TILE_OPS, "", "from numba.cuda.types import float32\n", "from numba.cuda.types import float16, float32\n")

@@ -3,7 +3,7 @@
 from refimpl.tiling import Tile
 from verify.mutants.mutant import Edit, Mutant
 
-OPS, STEP5 = "numba_cuda/tensor_ops.py", "numba_cuda/step5_tensor_core.py"
+OPS, STEP5 = "numba_cuda/parts/tensor_ops.py", "numba_cuda/step5_tensor_core.py"
 STEP, AREA = "step5_tensor_core", "tensor cores"
 HALF = ("fp16", "bf16")
 WHOLE = "cuda.syncthreads()  # K_j and V_j are whole, and K_j-1 and V_j-1 have been read"

@@ -5,7 +5,7 @@ from functools import cache, lru_cache
 
 import numpy as np
 
-from flash_cuda import emulator, memory
+from flash_cuda.executors import emulator, memory
 from refimpl.tiling import Tile
 from verify import calls, judge
 from verify.cases import DEFAULT, SMALL_THREADS, SMALL_TILE
