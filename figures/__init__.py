@@ -23,6 +23,7 @@ TOPICS = (
     "tensor_core",
     "hopper",
     "overlap",
+    "backward",
     "claims",
     "error_claims",
     "mask_claims",

@@ -51,19 +51,18 @@ from functools import cache
 from numba import cuda
 from numba.cuda.types import float32, int32, uint16, uint32
 
-from flash_cuda.parts.backward_tensor_call import begin, launch, outputs, results
-from flash_cuda.parts.backward_tensor_rows import ROWS_THREADS, make_round_kernel, make_rows_kernel
-from flash_cuda.parts.backward_tensor_shapes import (
-    KEYS,
-    KEYS_ALONE,
-    KEYS_BEFORE_90,
-    KEYS_BY_ELEMENT,
-    QUERIES,
-    SHARED_LIMIT,
-    chosen,
-)  # fmt: skip
+from flash_cuda.parts.backward_tensor_call import (
+    given_options,
+    launch,
+    launch_round,
+    launch_rows,
+    outputs,
+    results,
+    set_up,
+)
+from flash_cuda.parts.backward_tensor_shapes import KEYS, KEYS_ALONE, KEYS_BEFORE_90, KEYS_BY_ELEMENT, QUERIES
 from flash_cuda.parts.tensor_gradient_ops import tensor_gradient_ops
-from flash_cuda.parts.tensor_layout import aligned, filling, side_by_side
+from flash_cuda.parts.tensor_layout import side_by_side
 from flash_cuda.parts.tensor_ops import tensor_ops
 from flash_cuda.ptx import cp_async_commit, cp_async_wait
 from refimpl.tiling import Tile, cdiv
@@ -301,7 +300,7 @@ def make_queries_kernel(shape, D, dtype, fill):
 
 def attention_backward(
     Q, K, V, O, lse, dO, *, scale=None, causal=False, align="bottom_right", dlse=None, deterministic=True, tile=None,
-    threads=None, on=None, keys=None, queries=None,
+    threads=None, on=None, keys=None, queries=None, **options,
 ):  # fmt: skip
     """Gradients of attention on the executor ``on``.
 
@@ -327,6 +326,9 @@ def attention_backward(
         Taken as every backward pass does, and of no effect.
     keys, queries : Shape, optional
         In the place of ``tile``: everything that was chosen for speed.
+    **options
+        mask, window, softcap, alibi_slopes, lengths_q, lengths_k, dropout, rules: a call with any of them takes the
+        kernels of `backward_tensor_rules`.
 
     Returns
     -------
@@ -339,38 +341,33 @@ def attention_backward(
     Raises
     ------
     TypeError, ValueError
-        As `prepare`; fp32 inputs; O, lse, dO or dlse of another shape or type; a tile or shape of no use.
+        As `prepare`; fp32 inputs; O, lse, dO or dlse of another shape or type; a tile or shape of no use; as the rules.
     RuntimeError
         As `prepare`; a GPU without these instructions.
     """
-    p, dtype, given = begin(Q, K, V, O, lse, dO, dlse, scale, causal, align, on)
-    D = next(room for room in KEYS if max(p.d, p.dv) <= room)
-    dQ, dK, dV = outputs(p, Q, K, V)
-    fill = filling(D, (p.d, p.dv), (p.Q, p.K, p.V, given.dO), written=(p.d, p.dv))
-    vector = getattr(p.on, "capability", (8, 0)) >= (9, 0)
-    limit = getattr(p.on, "shared_limit", SHARED_LIMIT)
-    table = KEYS_ALONE if deterministic else KEYS_BY_ELEMENT if fill == "single" else KEYS if vector else KEYS_BEFORE_90
-    keys = chosen("keys", keys, table[D], tile and (tile.Bc, tile.Br), D, True, limit)
-    queries = chosen("queries", queries, QUERIES[D], tile and (tile.Br, tile.Bc), D, False, limit)
+    options = given_options(options)
+    if options:
+        from flash_cuda.backward_tensor_rules import attention_backward as with_rules
 
-    C, Tr = keys.columns, cdiv(p.Nq, keys.columns)
-    stats = p.empty("stats", p.B, p.Hq, 2, p.Nq)
-    sums = p.empty("dQ_sum", p.B, p.Hq, Tr, 0 if deterministic else C * D)
-    whole = p.dv % 8 == 0 and aligned(given.O) and aligned(given.dO)
-    launch(p, make_rows_kernel(C, dtype, whole), p.B * p.Hq * Tr, ROWS_THREADS, *given, stats, sums)
+        return with_rules(Q, K, V, O, lse, dO, scale=scale, causal=causal, align=align, dlse=dlse, tile=tile, on=on,
+                          deterministic=deterministic, keys=keys, queries=queries, **options)  # fmt: skip
+    p, given, setting = set_up(Q, K, V, O, lse, dO, dlse, scale, causal, align, on, tile)
+    D, dtype, fill, vector = setting[:4]
+    dQ, dK, dV = outputs(p, Q, K, V)
+    table = KEYS_ALONE if deterministic else KEYS_BY_ELEMENT if fill == "single" else KEYS if vector else KEYS_BEFORE_90
+    keys, queries = setting.shapes(keys, queries, table[D], QUERIES[D])
+    stats, sums = launch_rows(p, given, setting, keys, deterministic)
 
     inputs, scales = (p.Q, p.K, p.V, given.dO, stats), (p.scale, p.scale_log2, p.diag)
     blocks, shared = p.B * p.Hk * cdiv(p.Nk, keys.rows), keys.shared_bytes(D, True)
     together = side_by_side(p.B * p.Hk, 2 * p.Nq * (p.d + p.dv) * p.Hq // p.Hk) if causal else 1
-    apart = D > 128 or (D == 128 and fill == "single")  # a lane has no registers for the sums of both
-    for of_k, of_v in ((True, False), (False, True)) if apart else ((True, True),):
+    for of_k, of_v in setting.passes:
         kernel = make_keys_kernel(keys, D, dtype, fill, of_k, of_v, of_k and not deterministic, vector)
         launch(p, kernel, blocks, keys.threads, *inputs, sums, dK, dV, *scales, together, shared=shared)
     if deterministic:
         launch_queries(p, queries, D, dtype, fill, given.dO, stats, dQ, causal)
     else:
-        kernel = make_round_kernel(keys, D, dtype, vector, p.d % 4 == 0)
-        launch(p, kernel, p.B * p.Hq * Tr, ROWS_THREADS, sums, dQ, p.scale)
+        launch_round(p, setting, keys, sums, dQ)
     return results(p, dQ, dK, dV)
 
 

@@ -206,10 +206,8 @@ def changes(rules, softcap=None, alibi_slopes=None, bias=None):
     return made + [rule for rule in rules if rule.kind == "score"]
 
 
-def bind(
-    p, rules, changed, causal, align, dropout, *, window=None, lengths_q=None, lengths_k=None, mask=None
-):  # fmt: skip
-    """Make one mask rule and one score rule of a call's options, and send their arguments to the executor.
+def joined(p, rules, changed, causal, align, dropout, *, window=None, lengths_q=None, lengths_k=None, mask=None):
+    """A call's options as (Frame, mask rule, score rule or None, aux of dropout, right bound), rules at that frame.
 
     Parameters
     ----------
@@ -230,10 +228,31 @@ def bind(
     if dropout is not None:
         keep = dropout.at(frame).keep
         drop_aux = dropout.scale, *dropout.arguments, drop_aux[-1] if keep is None else keep
-    sent = (frame.offsets, frame.lengths_k), seen.aux, change.aux if change else (0,), drop_aux
-    (offsets, ends), *rest = (arguments(p.on, aux, name) for aux, name in zip(sent, NAMES, strict=True))
+    return frame, seen, change, drop_aux, right
+
+
+def send(p, per_batch, seen, change, drop_aux):
+    """The arguments of rules on the executor: arrays with a number a batch entry, aux of mask, score and dropout."""
+    sent = per_batch, seen.aux, change.aux if change else (0,), drop_aux
+    first, *rest = (arguments(p.on, aux, name) for aux, name in zip(sent, NAMES, strict=True))
+    return *first, *(as_float32(aux) for aux in rest)
+
+
+def bind(p, rules, changed, causal, align, dropout, **options):
+    """Make one mask rule and one score rule of a call's options, and send their arguments; parameters as `joined`."""
+    frame, seen, change, drop_aux, right = joined(p, rules, changed, causal, align, dropout, **options)
+    offsets, ends, *rest = send(p, (frame.offsets, frame.lengths_k), seen, change, drop_aux)
     functions = Functions(device(seen.fn), device(seen.tiles or undecided), device(change.fn) if change else None)
-    return Bound(functions, (right, ends, offsets, *(as_float32(aux) for aux in rest)), dropout is not None)
+    return Bound(functions, (right, ends, offsets, *rest), dropout is not None)
+
+
+def listed(rules):
+    """Rules of a call as a list, each one checked."""
+    rules = [rules] if isinstance(rules, Rule) else list(rules)
+    for rule in rules:
+        if not isinstance(rule, Rule):
+            raise TypeError(f"rules: expected Rule objects, got {rule!r}")
+    return rules
 
 
 def attention(
@@ -259,10 +278,7 @@ def attention(
     TypeError, ValueError, RuntimeError
         As there, and as the rules; before any launch.
     """
-    rules = [rules] if isinstance(rules, Rule) else list(rules)
-    for rule in rules:
-        if not isinstance(rule, Rule):
-            raise TypeError(f"rules: expected Rule objects, got {rule!r}")
+    rules = listed(rules)
     changed = changes(rules, softcap, alibi_slopes, bias)
     shapes = NARROW if changed or dropout is not None else SHAPES
     p, shape, setting = set_up(Q, K, V, scale, causal, align, tile, on, trace, shape, shapes)

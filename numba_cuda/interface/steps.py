@@ -77,7 +77,7 @@ STEPS = (
 )
 BACKWARD = (
     Step("backward_hopper", frozenset({"causal"}), {}, "9a", d_unit=8, d_max=128, boxes=True),
-    Step("backward_tensor_core", frozenset({"causal"}), {}, "8"),
+    Step("backward_tensor_core", SIMT[-1].can, {}, "8"),
     Step("backward", SIMT[-1].can, {}),
 )
 

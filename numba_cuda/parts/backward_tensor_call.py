@@ -5,7 +5,10 @@ from typing import NamedTuple
 import numpy as np
 
 from flash_cuda.launch import prepare, storage
-from refimpl.tiling import Tile
+from flash_cuda.parts.backward_tensor_rows import ROWS_THREADS, make_round_kernel, make_rows_kernel
+from flash_cuda.parts.backward_tensor_shapes import KEYS, SHARED_LIMIT, chosen
+from flash_cuda.parts.tensor_layout import aligned, filling
+from refimpl.tiling import Tile, cdiv
 
 
 class Given(NamedTuple):
@@ -15,6 +18,34 @@ class Given(NamedTuple):
     dO: object
     lse: object
     dlse: object
+
+
+class Setting(NamedTuple):
+    """What kernels are made for besides their shapes."""
+
+    D: int
+    dtype: str
+    fill: str
+    vector: bool
+    tile: Tile | None
+    limit: int  # bytes of shared memory
+
+    @property
+    def passes(self):
+        """(of_k, of_v) of each launch of the kernel with keys as rows."""
+        apart = self.D > 128 or (self.D == 128 and self.fill == "single")  # no registers for the sums of both
+        return ((True, False), (False, True)) if apart else ((True, True),)
+
+    def shapes(self, keys, queries, usual_keys, usual_queries):
+        """The shapes of both kernels: as given, or the usual ones as far as the tile and shared memory allow."""
+        tile = self.tile
+        return (chosen("keys", keys, usual_keys, tile and (tile.Bc, tile.Br), self.D, True, self.limit),
+                chosen("queries", queries, usual_queries, tile and (tile.Br, tile.Bc), self.D, False, self.limit))
+
+
+def given_options(options):
+    """Those of a call's options that are given: None and no rules are none."""
+    return {name: x for name, x in options.items() if x is not None and not (name == "rules" and x in ((), []))}
 
 
 def begin(Q, K, V, O, lse, dO, dlse, scale, causal, align, on, generation=""):
@@ -65,6 +96,15 @@ def begin(Q, K, V, O, lse, dO, dlse, scale, causal, align, on, generation=""):
     return p, dtype, Given(*(p.on.input(n, x) for n, x in (("O", O), ("dO", dO), ("lse", lse), ("dlse", dlse))))
 
 
+def set_up(Q, K, V, O, lse, dO, dlse, scale, causal, align, on, tile):
+    """`begin`, with what the kernels of ``mma.sync`` are made for: (launch.Problem, Given, Setting)."""
+    p, dtype, given = begin(Q, K, V, O, lse, dO, dlse, scale, causal, align, on)
+    D = next(room for room in KEYS if max(p.d, p.dv) <= room)
+    fill = filling(D, (p.d, p.dv), (p.Q, p.K, p.V, given.dO), written=(p.d, p.dv))
+    vector = getattr(p.on, "capability", (8, 0)) >= (9, 0)
+    return p, given, Setting(D, dtype, fill, vector, tile, getattr(p.on, "shared_limit", SHARED_LIMIT))
+
+
 def outputs(p, Q, K, V):
     """dQ, dK and dV on the executor, not yet written."""
     return tuple(p.on.empty(name, x.shape, x.dtype) for name, x in (("dQ", Q), ("dK", K), ("dV", V)))
@@ -74,6 +114,22 @@ def launch(p, kernel, blocks, threads, *arguments, shared=0):
     """Launch with as many threads as the kernel has."""
     p.threads = threads, 1
     p.launch(kernel, blocks, *arguments, shared=shared)
+
+
+def launch_rows(p, given, setting, keys, deterministic):
+    """D and lse of each query, and sums of dQ, cleared, as (stats, sums)."""
+    C, Tr = keys.columns, cdiv(p.Nq, keys.columns)
+    stats = p.empty("stats", p.B, p.Hq, 2, p.Nq)
+    sums = p.empty("dQ_sum", p.B, p.Hq, Tr, 0 if deterministic else C * setting.D)
+    whole = p.dv % 8 == 0 and aligned(given.O) and aligned(given.dO)
+    launch(p, make_rows_kernel(C, setting.dtype, whole), p.B * p.Hq * Tr, ROWS_THREADS, *given, stats, sums)
+    return stats, sums
+
+
+def launch_round(p, setting, keys, sums, dQ):
+    """The sums rounded to dQ."""
+    kernel = make_round_kernel(keys, setting.D, setting.dtype, setting.vector, p.d % 4 == 0)
+    launch(p, kernel, p.B * p.Hq * cdiv(p.Nq, keys.columns), ROWS_THREADS, sums, dQ, p.scale)
 
 
 def results(p, *gradients):

@@ -162,17 +162,17 @@ def tensor_gradient_ops(R, C, D, warps, dtype, hold, fresh, vector=False):
         column = int32(C + 2 * (thread() & 3))
         for n in range(NB):
             D0, D1 = stats_s[stage, column + 8 * n], stats_s[stage, column + 8 * n + 1]
-            for a in range(M):
-                at = 4 * (a * NB + n)
+            for band in range(0, 4 * M * NB, 4 * NB):
+                at = band + 4 * n
                 s[at], s[at + 1], s[at + 2], s[at + 3] = -D0, -D1, -D0, -D1
 
     @cuda.jit(device=True)
     def begin_rows(s, D_r):
         """The same where queries are the rows."""
         for a in range(M):
-            for n in range(NB):
+            for x in range(0, 4 * NB, 4):
                 for e in range(4):
-                    s[4 * (a * NB + n) + e] = -D_r[2 * a + e // 2]
+                    s[4 * a * NB + x + e] = -D_r[2 * a + e // 2]
 
     @cuda.jit(device=True)
     def multiply(q, tiles, row_at, column_at, s):
@@ -194,18 +194,18 @@ def tensor_gradient_ops(R, C, D, warps, dtype, hold, fresh, vector=False):
         column = int32(2 * (thread() & 3))
         for n in range(NB):
             lse0, lse1 = stats_s[stage, column + 8 * n], stats_s[stage, column + 8 * n + 1]
-            for a in range(M):
-                for h in range(2):
-                    at = 4 * (a * NB + n) + 2 * h
+            for band in range(0, 4 * M * NB, 4 * NB):
+                for e in range(0, 4, 2):
+                    at = band + 4 * n + e
                     s[at], s[at + 1] = ex2(fma(s[at], scale, -lse0)), ex2(fma(s[at + 1], scale, -lse1))
 
     @cuda.jit(device=True)
     def weigh_rows(s, scale, lse_r):
         """The same where queries are the rows."""
         for a in range(M):
-            for n in range(NB):
+            for x in range(0, 4 * NB, 4):
                 for e in range(4):
-                    at = 4 * (a * NB + n) + e
+                    at = 4 * a * NB + x + e
                     s[at] = ex2(fma(s[at], scale, -lse_r[2 * a + e // 2]))
 
     @cuda.jit(device=True)

@@ -158,17 +158,17 @@ def tensor_ops(Br, Bc, D, warps, dtype, fill, hold, fresh):
         for r in range(2 * M):
             m[r] = float32(NEG_INF)
             l_s[r, thread()] = float32(0.0)
-        for n in range(M * ND):
+        for x in range(0, 4 * M * ND, 4):
             for e in range(4):
-                O_acc[4 * n + e] = float32(0.0)
+                O_acc[x + e] = float32(0.0)
 
     @cuda.jit(device=True)
     def scores(q, tiles, q_at, k_at, s):
         """s = Q_i K_j^T, not yet scaled. A fragment of K serves all M bands of rows."""
         b = cuda.local.array(4, uint32)
-        for n in range(M * NB):
+        for x in range(0, 4 * M * NB, 4):
             for e in range(4):
-                s[4 * n + e] = float32(0.0)
+                s[x + e] = float32(0.0)
         for g in range(GROUPS):
             for w in range(WAYS):  # 16 columns of Q and K
                 if not hold:
@@ -182,9 +182,9 @@ def tensor_ops(Br, Bc, D, warps, dtype, fill, hold, fresh):
     @cuda.jit(device=True)
     def rescore(s, scale):
         """s = scale * s; where the scale is not positive, so that it cannot wait until after the maximum."""
-        for n in range(M * NB):
+        for x in range(0, 4 * M * NB, 4):
             for e in range(4):
-                s[4 * n + e] *= scale
+                s[x + e] *= scale
 
     @cuda.jit(device=True)
     def mask(s, row0, col0, Nk, diag):
@@ -206,8 +206,8 @@ def tensor_ops(Br, Bc, D, warps, dtype, fill, hold, fresh):
         for r in range(2 * M):
             a, h = r // 2, 2 * (r % 2)
             top = float32(NEG_INF)
-            for n in range(NB):
-                at = 4 * (a * NB + n) + h
+            for x in range(0, 4 * NB, 4):
+                at = 4 * a * NB + x + h
                 top = fmax(top, fmax(s[at], s[at + 1]))
             top = fmax(top, shfl_xor(top, 1))
             top = fmax(top, shfl_xor(top, 2))
@@ -230,9 +230,9 @@ def tensor_ops(Br, Bc, D, warps, dtype, fill, hold, fresh):
     def rescale(O_acc, alpha):
         """O_acc = alpha * O_acc, row by row."""
         for a in range(M):
-            for n in range(ND):
+            for x in range(0, 4 * ND, 4):
                 for e in range(4):
-                    O_acc[4 * (a * ND + n) + e] *= alpha[2 * a + e // 2]
+                    O_acc[4 * a * ND + x + e] *= alpha[2 * a + e // 2]
 
     @cuda.jit(device=True)
     def accumulate(p, tiles, v_at, O_acc):

@@ -156,10 +156,10 @@ def tensor_rule_ops(Br, Bc, warps, mask_fn, tiles_fn, score_fn):
     @cuda.jit(device=True)
     def hide(s, word):
         """-inf in the place of scores that are not in the word."""
-        for n in range(M * NB):
+        for x in range(0, SIZE, 4):
             for e in range(4):
-                if (word >> uint64(4 * n + e)) & uint64(1) == 0:
-                    s[4 * n + e] = float32(NEG_INF)
+                if (word >> uint64(x + e)) & uint64(1) == 0:
+                    s[x + e] = float32(NEG_INF)
 
     @cuda.jit(device=True)
     def kept(b, h, row0, col0, Nq, Nk, drop_aux):

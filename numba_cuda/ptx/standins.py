@@ -1,6 +1,5 @@
 """What the emulator runs for the instructions of ``ptx`` and ``ptx.global_memory``: the same names, lane by lane.
 
-
 The first argument is the emulator, whose current thread each acts for. ``TABLE`` leads from instruction to stand-in.
 
 Warp-wide ones are a *rendezvous*: a lane leaves what it brings and waits; the last of the 32 to come computes for all.

@@ -351,3 +351,47 @@ def test_what_it_returns_beside_lse_is_ignored_with_a_note(kernel):
         "of 3 things returned, those after (O, lse) are ignored",
     )
     assert np.isfinite(one.result.ratio)
+
+
+
+MEANS = """
+def attn(q, k, v, causal=False, scale=None):
+    O, lse = plain(q, k, v, scale, causal)
+    return np.where(np.isneginf(lse)[..., None], v.mean(2, keepdims=True), O * {factor}).astype(q.dtype)
+def attn_backward(q, k, v, do, causal=False, scale=None): return q, k, v
+"""
+
+
+def test_rows_without_keys_are_left_out_if_the_kernel_says_so(kernel):
+    """Not without its word; other rows are judged as ever; gradients hold what these rows hand back."""
+    facts = foreign_probe.Facts(arrays="numpy", small=True, says={"empty_rows": False})
+    right, wrong = (kernel(MEANS.format(factor=factor)) for factor in ("np.float32(1)", "np.float32(1.01)"))
+    (told,) = run(right, ("empty_rows",))
+    assert told.verdict == "fail" and "say 'empty_rows': False" in told.reason
+    assert [r.verdict for r in run(right, ("empty_rows", "causal"), facts=facts)] == ["pass", "pass"]
+    (told,) = run(wrong, ("empty_rows",), facts=facts)
+    assert told.verdict == "fail" and "empty_rows'" not in told.reason
+    backward = kernel(MEANS.format(factor="np.float32(1)"), backward=True)
+    assert [r.verdict for r in run(backward, ("back_empty_rows",), facts=facts)] == ["skip"]
+
+
+def test_a_refusal_of_one_case_is_no_accident(kernel):
+    """NotImplementedError says so; another exception has no excuse there."""
+    for error, verdict in {"NotImplementedError": "skip", "RuntimeError": "error"}.items():
+        refusing = kernel(f"""
+        def attn(q, k, v):
+            if k.shape[2] == 1: raise {error}("one key")
+            return plain(q, k, v)
+        """)
+        assert [r.verdict for r in run(refusing, ("one_key", "square"))] == [verdict, "pass"]
+
+
+def test_negative_scales_and_odd_addresses_may_be_refused(kernel):
+    """A word in CAPABILITIES each; without it a failure says which."""
+    naive = "def attn(q, k, v, scale=None): return plain(q, k, v, abs(scale or q.shape[-1] ** -0.5))"
+    cases = ("negative_scale", "offset_view", "square")
+    (told,) = run(kernel(naive), ("negative_scale",))
+    assert told.verdict == "fail" and "say 'negative_scale': False" in told.reason
+    says = "CAPABILITIES = {'negative_scale': False, 'unaligned': False}\n"
+    facts = probe(kernel(says + naive), cases)
+    assert [bool(facts.refuses(DEFAULT[name], "fp32")) for name in cases] == [True, True, False]

@@ -24,7 +24,7 @@ def add_arguments(parser):
     parser.add_argument("--md", metavar="FILE", help="write the table as Markdown")
     parser.add_argument("--dump", metavar="DIR", help="write inputs, outputs and truth of every run as .npz")
     parser.add_argument("--limit", type=_positive, default=120.0, metavar="SECONDS", help="for one run; 120")
-    parser.add_argument("--jobs", type=_positive_int, help="processes at a time; the number of cores, at most 8")
+    parser.add_argument("--jobs", type=_positive_int, help="processes; a core each, at most 16 (--kernel, GPU: 4)")
     foreign_verb.add_arguments(parser)
 
 

@@ -15,6 +15,12 @@ BACKENDS = {
     "cudnn": "CUDNN_ATTENTION",
     "efficient": "EFFICIENT_ATTENTION",
 }
+# Beyond what they refuse by themselves. Seen on an H200 with PyTorch 2.11: a negative scale gives NaN; rows off 16-byte
+# boundaries a misaligned address (flash) or NaN (cuDNN); a row whose mask hides every key the mean of V (cuDNN).
+SAYS = {
+    "flash": {"negative_scale": False, "unaligned": False},
+    "cudnn": {"negative_scale": False, "unaligned": False, "empty_rows": False},
+}
 NAMES = (*(f"sdpa:{name}" for name in BACKENDS), "flash-attn", "triton-tutorial:FILE.py")
 FAMILIES = ("sdpa", "flash-attn", "triton-tutorial")
 
@@ -60,10 +66,15 @@ def _sdpa(backend):
         if attn_bias is not None:
             attn_bias = attn_bias.to(q.dtype).expand(*q.shape[:3], k.shape[2])
             attn_mask = attn_bias if attn_mask is None else attn_bias.masked_fill(~attn_mask, -torch.inf)
-        with chosen.sdpa_kernel(only):
-            return call(q, k, v, attn_mask, is_causal=is_causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+        try:
+            with chosen.sdpa_kernel(only):
+                return call(q, k, v, attn_mask, is_causal=is_causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+        except RuntimeError as error:
+            if "No available kernel" not in str(error):
+                raise
+            raise NotImplementedError(f"PyTorch's {backend} back end has no kernel for this") from None
 
-    says = {"arrays": "torch", "layout": "bhsd"}
+    says = {"arrays": "torch", "layout": "bhsd"} | SAYS.get(backend, {})
     return SimpleNamespace(CAPABILITIES=says), attention
 
 

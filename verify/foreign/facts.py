@@ -62,6 +62,8 @@ def words(case, small) -> set[str]:
     aligned = cross and (case.causal or {"window", "alibi"} & case.needs)
     asked = {
         "scale": case.scale is not None,
+        "negative_scale": case.scale is not None and case.scale < 0,
+        "unaligned": case.layout == "offset",
         "ragged": any(n % tile for n in (s.Nq, s.Nk)),
         "cross": cross,
         "causal_cross": cross and case.causal,
@@ -69,5 +71,6 @@ def words(case, small) -> set[str]:
         "bottom_right": aligned and case.align == "bottom_right",
         "top_left": aligned and case.align == "top_left",
     }
-    needs = case.needs - {"top_left", "nan_hidden", "nan_seen"}  # alignment is told apart here, NaN by the run
+    # Alignment is told apart here; NaN, and rows that see no key, by the run.
+    needs = case.needs - {"top_left", "nan_hidden", "nan_seen"}
     return needs | {word for word, is_asked in asked.items() if is_asked}

@@ -13,7 +13,7 @@ from verify.executors import device_name
 from verify.foreign.call import Malformed, call
 from verify.foreign.facts import Facts, words
 from verify.foreign.refusal import one_line, refusal
-from verify.foreign.spec import Spec, load
+from verify.foreign.spec import WORDS, Spec, load
 from verify.pool import cores, each
 from verify.result import Result
 
@@ -93,8 +93,7 @@ def run(plan: Plan, progress=lambda done, total: None) -> list[Run]:
         "verify.foreign.run:run_one",
         [(plan, *key) for key in calls],
         limit=plan.limit,
-        # One device, and one kernel on it at a time.
-        jobs=1 if plan.facts.executor == "gpu" else plan.jobs,
+        jobs=plan.jobs,
         fresh=plan.facts.executor == "gpu",
         progress=lambda done, _: progress(len(plan.keys) - len(calls) + done, len(plan.keys)),
     )
@@ -119,38 +118,64 @@ def run_one(plan: Plan, case: Case, dtype: str) -> Run:
         several = len(words(case, facts.small) - NO_OPTIONS) > 1
         if several and refusal(error):
             return Run(_unjudged(plan, (case, dtype), "skip", f"refuses these options together ({one_line(error)})"))
+        if isinstance(error, NotImplementedError):  # whatever it took elsewhere, this is said on purpose
+            return Run(_unjudged(plan, (case, dtype), "skip", f"refuses this ({one_line(error)})"))
         raise
     known = judge.reference(problem, problem.dO() if problem.backward else None)
-    result = judge.verdict(
-        replace(problem, **dict(zip("QKV", answer.inputs, strict=True))),
-        answer.outputs,
-        known=known,
-        before=before,
-        kernel=plan.spec.name,
-        executor=answer.executor,
-        device=answer.device,
-        tile=None,
-        seconds=answer.seconds,
-    )
+
+    def judged(outputs):
+        return judge.verdict(
+            replace(problem, **dict(zip("QKV", answer.inputs, strict=True))),
+            outputs,
+            known=known,
+            before=before,
+            kernel=plan.spec.name,
+            executor=answer.executor,
+            device=answer.device,
+            tile=None,
+            seconds=answer.seconds,
+        )
+
+    empty = np.isneginf(known.anchors["lse"].truth)
+    if empty.any() and facts.says.get("empty_rows") is False:
+        if problem.backward:
+            told = f"has {WORDS['empty_rows']}, and what they hand back is in all gradients (said by CAPABILITIES)"
+            return Run(_unjudged(plan, (case, dtype), "skip", told))
+        answer.outputs = _with_truth(answer.outputs, known, empty)
+        answer.notes.append(f"{WORDS['empty_rows']} are not judged, as CAPABILITIES says")
+    result = judged(answer.outputs)
     if answer.broken:
         told = f"wrote outside {' and '.join(answer.broken)}: its guard band changed"
         result = replace(result, verdict="fail", reason="; ".join(filter(None, (told, result.reason))))
-    elif (
-        result.verdict == "fail"
-        and case.recipe in HIDES_NAN
-        and not facts.says.get(case.recipe)
-        and _leak(result, known, answer)
-    ):
-        told = (
-            f"lets NaN through that should stay hidden, as 0 x NaN is NaN; say {case.recipe!r}: True to be judged on it"
-        )
-        result = replace(result, verdict="skip", reason=told, outputs={})
-    elif result.verdict == "fail" and problem.layout != "contiguous":
-        told = "(its inputs are views; if it is for contiguous arrays, refuse others or say 'strides': False)"
-        result = replace(result, reason=f"{result.reason} {told}")
+    elif result.verdict == "fail":
+        result = _explained(result, problem, case.recipe, answer, known, facts, judged)
     if plan.dump:
         runner.dump(Path(plan.dump), (plan.spec.name.replace(":", "-"), case.id, dtype), problem, answer.outputs, known)
     return Run(result, place(answer.outputs, known, result.outputs), tuple(answer.notes))
+
+
+def _explained(result, problem, recipe, answer, known, facts, judged):
+    """A failed result with what its kernel may have meant, or skipped where that is no failure."""
+    empty = np.isneginf(known.anchors["lse"].truth)
+    if recipe in HIDES_NAN and not facts.says.get(recipe) and _leak(result, known, answer):
+        told = f"lets NaN through that should stay hidden, as 0 x NaN is NaN; say {recipe!r}: True to be judged on it"
+        return replace(result, verdict="skip", reason=told, outputs={})
+    told = ""
+    if problem.layout != "contiguous":
+        told = "its inputs are views; if it is for contiguous arrays, refuse others or say 'strides': False"
+    elif (problem.options.get("scale") or 0) < 0:
+        told = "its scale is negative; if it is for positive ones, refuse others or say 'negative_scale': False"
+    elif empty.any() and not problem.backward and judged(_with_truth(answer.outputs, known, empty)).verdict == "pass":
+        told = f"all of it in {WORDS['empty_rows']}, where O is 0; if yours are undefined, say 'empty_rows': False"
+    return replace(result, reason=f"{result.reason} ({told})") if told else result
+
+
+def _with_truth(outputs, known, rows):
+    """Outputs that are right in some rows (B, Hq, Nq), and otherwise as they were."""
+    filled = {name: got.copy() for name, got in outputs.items()}
+    for name in filled.keys() & {"O", "lse"}:
+        filled[name][rows] = known.anchors[name].truth[rows]
+    return filled
 
 
 def _leak(result, known, answer):

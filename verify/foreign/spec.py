@@ -20,6 +20,9 @@ DEFAULT_NAMES = ("attn", "attention", "flash_attention", "flash_attn")
 # Further words of CAPABILITIES: what reports say a kernel does not take.
 WORDS = OPTIONS | {
     "scale": "a scale of one's own",
+    "negative_scale": "a negative scale",
+    "unaligned": "rows that do not begin on 16-byte boundaries",
+    "empty_rows": "rows that see no key",
     "bottom_right": "causal masking aligned bottom right",
     "ragged": "lengths that no tile divides",
     "cross": "numbers of queries and keys that differ",

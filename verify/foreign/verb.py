@@ -17,6 +17,9 @@ from verify.misuse import Misuse, pick
 from verify.pool import cores
 from verify.progress import bar
 
+# Each process has a CUDA context, half a GiB of the device. More than one, as judging a run takes longer than the run.
+ON_ONE_GPU = 4
+
 
 def add_arguments(parser):
     """Declare the options that go with --kernel."""
@@ -93,7 +96,7 @@ def judge(spec, cases, dtypes, args, drawn) -> card.Card:
     if args.cases is None:
         # A stranger's tiles may be longer than any of the default cases' sequences.
         cases = [*cases, *card_cases.growth()]
-    jobs = args.jobs or cores()
+    jobs = args.jobs or cores(most=ON_ONE_GPU if facts.executor == "gpu" else 16)
     plan = foreign_run.Plan(spec, facts, tuple(cases), tuple(dtypes), args.seed, args.limit, jobs, args.dump)
     with bar(spec.name) as update:
         return card.build(plan, foreign_run.run(plan, update))
