@@ -1,7 +1,7 @@
 """A short name for what a kernel is, so that a record made with an older one shows as stale.
 
-It hashes the source of the step and of everything of ours it is built from, without comments and docstrings, and the
-launch configuration. So rewording changes nothing, while a changed instruction or tile size does.
+It hashes the source of the step and of everything of ours it is built from, without comments, docstrings and folders'
+names, and the launch configuration. So rewording and moving change nothing; a changed instruction or tile size does.
 The compiler is not part of it: records name their package versions beside it.
 """
 
@@ -139,9 +139,18 @@ def _source(module):
 def code_alone(source):
     """The syntax tree of Python source as text, without comments, docstrings and layout.
 
-    Written out here rather than by ast.dump or ast.unparse, whose forms change with Python's version.
+    Written out here rather than by ast.dump or ast.unparse, whose forms change with Python's version. Of an import of
+    ours the folder is left out, and so is the order of imports: a kernel is the same wherever its parts are kept.
     """
-    return _text(ast.parse(source))
+    tree = ast.parse(source)
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom) and _ours(node.module)]
+    named = sorted(node.module.rpartition(".")[2] + _text(node.names) for node in imports)
+    tree.body = [node for node in tree.body if node not in imports]
+    return _text(named) + _text(tree)
+
+
+def _ours(module):
+    return bool(module) and module.split(".")[0] in PACKAGES
 
 
 def _text(node):

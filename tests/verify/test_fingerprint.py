@@ -105,3 +105,12 @@ def test_a_changed_bound_changes_what_judges(monkeypatch):
     before, source = fingerprint.judging(), fingerprint._source
     monkeypatch.setattr(fingerprint, "_source", lambda name: source(name) + "\nx = 1\n" * (name == "verify.plain"))
     assert fingerprint.judging.__wrapped__() != before
+
+
+def test_a_move_changes_nothing_and_another_routine_does():
+    """A record holds for the same code in another folder, with its imports in another order."""
+    here = "from flash_cuda.tile_ops import tile_ops\nfrom flash_cuda.launch import prepare\nx = 1\n"
+    there = "from flash_cuda.launch import prepare\nfrom flash_cuda.parts.tile_ops import tile_ops\nx = 1\n"
+    assert fingerprint.code_alone(here) == fingerprint.code_alone(there)
+    assert fingerprint.code_alone(here) != fingerprint.code_alone(here.replace("tile_ops import", "tensor_ops import"))
+    assert fingerprint.code_alone("import a\nimport b\n") != fingerprint.code_alone("import b\nimport a\n")
