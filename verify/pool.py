@@ -84,12 +84,12 @@ class _Work:
             self._busy[group] = 0
 
     def choose(self):
-        """The group with the fewest processes, then the most calls left; None when there is nothing worth one."""
+        """The group whose processes have the most calls left each; None when there is nothing worth a process."""
         with self._lock:
             left = {g: len(q) for g, q in self._queues.items() if len(q) > (WORTH_A_PROCESS if self._busy[g] else 0)}
             if not left:
                 return None
-            group = min(left, key=lambda g: (self._busy[g], -left[g]))
+            group = max(left, key=lambda g: left[g] / (self._busy[g] + 1))
             self._busy[group] += 1
             return group
 
