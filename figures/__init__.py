@@ -24,6 +24,7 @@ TOPICS = (
     "hopper",
     "overlap",
     "backward",
+    "backward_rates",
     "claims",
     "error_claims",
     "mask_claims",

@@ -11,6 +11,8 @@ from verify.document import RECORDS
 SIZE = {"B": 1, "H": 16, "N": 16384}  # one sequence: the size at which records of the steps and of the suite meet
 DIMS = (64, 128)
 STEPS = tuple(step for step in STEP_COLOUR if step != "step7_fp8")
+BASELINE = "standard_tensor_core"  # step 0's three kernels with the products of step 5: below those it is no step up
+RUNGS = (*STEPS[:5], BASELINE, *STEPS[5:])
 PEERS = {"sdpa_flash": "SDPA, flash", "sdpa_cudnn": "SDPA, cuDNN", "sdpa_efficient": "SDPA, efficient"}
 
 
@@ -55,7 +57,7 @@ class Ladder:
     reached : float or None
         What large products of 16-bit operands reach there, measured, in TFLOP/s.
     missing : tuple of str
-        Steps, and "peers", without a time at this size.
+        Of `RUNGS`, and "peers", without a time at this size.
     note : str
         Where and when.
     """
@@ -78,13 +80,13 @@ def data_rungs(folder: Path = RECORDS) -> Ladder:
     """
     documents = [found for kind in ("times", "suite") if (found := records.newest(kind, folder))]
     if not documents:
-        return Ladder([], None, None, (*STEPS, "peers"), "no record of times yet")
+        return Ladder([], None, None, (*RUNGS, "peers"), "no record of times yet")
     name = max(documents, key=lambda record: record["made"])["device"]
     documents = [record for record in documents if record["device"] == name]
     rungs: dict[tuple, Rung] = {}
     for record in documents:
         rungs |= _steps(folder, record["kind"]) | _peers(record)
-    missing = tuple(step for step in STEPS if not any(key[0] == step for key in rungs))
+    missing = tuple(name for name in RUNGS if not any(key[0] == name for key in rungs))
     missing += ("peers",) if not any(key[0] in PEERS for key in rungs) else ()
     device = next((d for d in DEVICES if d.name in name), None)
     measured = [(record.get("ceilings") or {}).get("measured") or {} for record in documents]
@@ -94,12 +96,12 @@ def data_rungs(folder: Path = RECORDS) -> Ladder:
 
 
 def _steps(folder, kind) -> dict:
-    """The steps' rungs in the newest record of a kind."""
+    """Our rungs in the newest record of a kind."""
     size = {"B": SIZE["B"], "Hq": SIZE["H"], "Hk": SIZE["H"], "Nq": SIZE["N"], "Nk": SIZE["N"]}
     return {
         (p.kernel, p.size["d"], p.causal): Rung(p.kernel, p.size["d"], p.causal, p.median_ms, p.stale)
         for p in records.times(folder, kind)
-        if p.kernel in STEPS and p.dtype == "fp16" and p.size["d"] in DIMS and p.has(**size)
+        if p.kernel in RUNGS and p.dtype == "fp16" and p.size["d"] in DIMS and p.has(**size)
     }
 
 
@@ -117,14 +119,14 @@ def _peers(record) -> dict:
 def fig_rungs(data: Ladder) -> Picture:
     """Draw a line a kernel and a panel a head dim: the rate without a mask (dot) and with a causal one (ring)."""
     figure = picture("tall")
-    figure.set_size_inches(7.6, 4.9)
-    names = [*STEPS, *PEERS]
+    figure.set_size_inches(7.6, 5.2)
+    names = [*RUNGS, *PEERS]
     panels = figure.subplots(1, len(DIMS), sharey=True)
     for ax, d in zip(panels, DIMS, strict=True):
         _ceilings(ax, data)
         for y, name in enumerate(names):
             _rung(ax, data, y, name, d)
-        ax.axhline(len(STEPS) - 0.5, color=MUTED, linewidth=0.8)
+        ax.axhline(len(RUNGS) - 0.5, color=MUTED, linewidth=0.8)
         ax.set(xscale="log", xlim=(0.1, 1800), ylim=(len(names) - 0.4, -0.6), title=f"d = {d}", xlabel="TFLOP/s")
         ax.set_xticks([0.1, 1, 10, 100, 1000], ["0.1", "1", "10", "100", "1,000"])
         ax.minorticks_off()
@@ -145,7 +147,7 @@ def fig_rungs(data: Ladder) -> Picture:
 
 def _rung(ax, data, y, name, d) -> None:
     """One kernel's two marks, and its time in words."""
-    colour = STEP_COLOUR.get(name, MUTED)
+    colour = STEP_COLOUR.get(name, STEP_COLOUR["step0_standard"] if name == BASELINE else MUTED)
     full, causal = (data.best(name, d, flag) for flag in (False, True))
     if full is None and causal is None:
         ax.annotate("no record", (0.13, y), va="center", fontsize=8, color=MUTED)

@@ -349,14 +349,20 @@ for name in ("V_not_transposed", "swizzle_not_on_both_sides", "P_rows_exchanged"
 #
 # Measured, on a logarithmic axis: standard attention and the four steps from version 1 to the causal loop use
 # no tensor cores, and the data sheet's fp32 rate is their ceiling; step 5 has another one, fifteen times as high.
-# Below a line, the same size in PyTorch. A cross says that a kernel was changed after it was measured.
+# `standard_tensor_core` is the honest baseline: step 0's three kernels with step 5's products, so that what lies
+# between these two is the way of S and P through HBM and nothing else. Below a line, the same size in PyTorch. A cross
+# says that a kernel was changed after it was measured.
 
 # %%
 data = ladder.data_rungs()
 print(data.note, "| no time on record:", ", ".join(data.missing) or "none")
 for d in ladder.DIMS:
-    times = {step: rung.ms for step in ladder.STEPS if (rung := data.best(step, d, False))}
-    print(f"d = {d}, no mask, ms:", ", ".join(f"{step.split('_')[0]} {ms:,.2f}" for step, ms in times.items()))
+    times = {name: rung.ms for name in ladder.RUNGS if (rung := data.best(name, d, False))}
+    print(f"d = {d}, no mask, ms:", ", ".join(f"{name.split('_')[0]} {ms:,.2f}" for name, ms in times.items()))
+scores = ladder.SIZE["B"] * ladder.SIZE["H"] * ladder.SIZE["N"] ** 2
+if data.device:  # S in fp32 is written once and read twice, P in 16 bits once each: 16 bytes a score
+    least = 16 * scores / data.device.hbm_gb_per_s / 1e6
+    print(f"S and P of the baseline: {16 * scores / 1e9:.0f} GB, at the data sheet's rate {least:.1f} ms")
 assert data.device is None or round(data.device.fp16_tflops / data.device.fp32_tflops) in (15, 16)
 ladder.fig_rungs(data)
 

@@ -326,7 +326,7 @@ for name, step in {"step 4, P in fp32": step4_causal, "step 6, P in fp16": twin}
 print(f"a weight just below 1 is off by up to {2.0**-12:.1e} in fp16, and by {2.0**-9:.1e} in bf16")
 
 # %% [markdown]
-# lse does not see it at all. The backward pass recomputes P from lse, so this rounding does not reach it.
+# lse does not see it at all. The backward pass (notebook 11) recomputes P from lse, so this rounding does not reach it.
 #
 # ## 8 Even shares
 #

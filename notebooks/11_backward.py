@@ -31,12 +31,12 @@ from inspect import getsource
 import numpy as np
 
 from figures import backward as pictures
-from figures import overlap, suite
+from figures import backward_rates, overlap, suite
 from figures.products import Products
 from flash_cuda import backward_hopper, backward_hopper_kernels, backward_tensor_core
 from flash_cuda.executors.emulator import Emulator
 from flash_cuda.executors.memory import KernelFault
-from flash_cuda.parts import hopper_gradient_ops
+from flash_cuda.parts import backward_tensor_shapes, hopper_gradient_ops
 from refimpl import backward, oracle
 from refimpl.observe import Tally
 from refimpl.tiling import Tile, cdiv
@@ -179,7 +179,7 @@ pictures.fig_lanes(maps)
 # The third product, $dQ = dS\,K$, has rows of queries, and wants dS turned over: nearly every element in another
 # lane. So dS, and dS alone, goes through shared memory; and as dQ's sum is over keys, which are spread over all warps
 # of the block, it would have to meet the others there anyway. On Hopper `wgmma` reads it from there *across*, both
-# operands with their rows along the sum; `mma.sync` has `ldmatrix.trans` for it. In registers:
+# operands with their rows along the sum; `mma.sync` has `ldmatrix.trans` for it. How dS is made and stored on Hopper:
 
 # %%
 def routine(name):
@@ -222,10 +222,11 @@ runs = {}
 for name, (module, Nq, Nk, same) in RUNS.items():
     arrays, on = inputs(Nq, Nk, 128), Products(NAMES)
     runs[name] = on, arrays, gradients(module, *arrays, on=on, deterministic=same)
-    for kernel, flops in on.flops.items():
-        read = on.read_bytes[kernel] / flops
-        print(f"{name:18} {kernel:16} {flops / (2 * Nq * Nk * 128):.2f} products", end="")
-        print(f", {1000 * read:.1f} bytes of shared memory for 1000 operations")
+    counted = {kernel: flops / (2 * Nq * Nk * 128) for kernel, flops in on.flops.items()}
+    for kernel, products in counted.items():
+        read = on.read_bytes[kernel] / on.flops[kernel]
+        print(f"{name:18} {kernel:16} {products:.2f} products, {1000 * read:.1f} bytes read for 1000 operations")
+    assert list(counted.values()) == {"Hopper": [5.5], "mma.sync": [5]}.get(name, [4, 3])
 
 # %% [markdown]
 # Five products in one pass, four and three in two. (The half in the first line is a product at the kernel's start, of a
@@ -246,8 +247,22 @@ def budget(name, keys, queries, read):
 read, unit = runs["Hopper"][0].read_bytes["backward_hopper"], backward_hopper_kernels.UNIT
 zeros = 2 * 2 * (unit * Bc + Bc * unit)  # both operands of the product of zeros, for two warpgroups
 on_hopper = budget("Hopper", Bc, shape.Br, (read - zeros) / 2)
-by_mma = budget("mma.sync", 64, 64, runs["mma.sync"][0].read_bytes["backward_keys"])
+by_mma = budget("mma.sync", 64, 64, read_by_mma := runs["mma.sync"][0].read_bytes["backward_keys"])
 assert on_hopper < 1 < 2 < by_mma
+
+# %% [markdown]
+# The docstring of the `mma.sync` kernel has the way of the data in it, and the same bytes:
+
+# %%
+told = backward_tensor_core.__doc__.split("Data moves as follows, ")[1].split("Two blocks share")[0]
+print(told)
+said = re.search(r"(\d+) KiB are read a tile pair and (\d+) KiB written", told)
+assert [int(n) * 1024 for n in said.groups()] == [read_by_mma, 2 * 64 * 64 + 2 * 2 * 64 * 128]
+for d in (64, 128):
+    of = backward_tensor_shapes.KEYS[d]
+    print(f"d = {d}: {of.rows} keys × {of.columns} queries, {of.threads // 32} warps of {of.band} keys", end=", ")
+    print(f"{of.shared_bytes(d, True) / 1024:.0f} KiB; registers a thread: dK and dV {2 * of.band * d // 32}", end=", ")
+    print(f"S and dP {2 * of.band * of.columns // 32}")
 
 # %% [markdown]
 # With `mma.sync` shared memory takes more than twice as long as products would at the full rate, so it is what the
@@ -296,9 +311,10 @@ excerpt("# products: dQ of the tile before", "ptx.wgmma_commit()")
 
 # %% [markdown]
 # Before the first tile there is none, and so a buffer of zeros: a branch around a product would make the assembler run
-# *all* products one by one. How far apart may the two be? While one writes dS of tile i, the other may still be reading
-# i − 1 for dQ, and must not yet lose i − 2: hence three buffers, and one barrier each, whose phase bit turns when the
-# round of three begins anew. That a buffer has been *read* needs no barrier; the comment says why:
+# *all* products one by one. How far apart may the two be? While one writes its half of dS of tile i, the other, almost
+# a tile behind, still writes its half of i − 1 and reads i − 2 for dQ: hence three buffers, and one barrier each, whose
+# phase bit turns when the round of three begins anew. That a buffer has been *read* needs no barrier; the comment says
+# why:
 
 # %%
 excerpt("# That a buffer of dS has been read", "ptx.mbarrier_arrive(uint32(W_bars")
@@ -312,7 +328,19 @@ print("\n" + routine("add_queries"))
 # %% [markdown]
 # The shares of dQ are added as the lanes hold them: four numbers an instruction, a warp at 512 neighbouring bytes,
 # in an array of the tiles' own order that a last kernel turns round, scales and rounds. It is the only thing of the
-# loop that leaves the chip.
+# loop that leaves the chip. What the emulator counted there, in all kernels of the call: dO is read twice, as a first
+# kernel computes D, which also clears the sums.
+
+# %%
+counts = runs["Hopper"][0].counts
+for name, (loads, stores) in counts.items():
+    if loads + stores:
+        print(f"{name:7} {loads:6,} elements loaded, {stores:6,} stored or added")
+Nq = RUNS["Hopper"][1]
+assert counts["Q"] == (Nq * 128, 0) and counts["dQ_sum"] == (Nq * 128, 2 * Nq * 128)
+
+# %% [markdown]
+# That is one key tile. Each further one loads Q and dO again, and adds as much to the sums again.
 #
 # ## 6 Is it right?
 #
@@ -389,22 +417,26 @@ judged("18.7-013", "18.7-016")
 # %%
 try:
     from flash_cuda.executors.assembler import Assembler, assemble, numba_type, resources
-
-    class Kept(Assembler):
-        """Assembles the kernel of this notebook alone, and keeps its PTX."""
-
-        def launch(self, body, blocks, threads, args, shared=0):
-            if body.__name__ == KEYS:
-                ((cubin, self.ptx),) = assemble(body, tuple(map(numba_type, args)), self.ccs).values()
-                self.found = resources(cubin)
-
-    half, on = np.zeros((1, 1, 256, 128), np.float16), Kept("sm_90a")
-    backward_hopper.attention_backward(*[half] * 4, np.zeros((1, 1, 256), np.float32), half, deterministic=False, on=on)
-    text, found = on.ptx, on.found
 except ImportError as missing:
-    text, found = "", {}
+    Assembler = object
     print(f"no NVVM here ({missing}): install the dev extra to see registers and PTX")
 
+
+class Kept(Assembler):
+    """Assembles the Hopper kernel alone, and keeps its PTX and what it needs."""
+
+    def launch(self, body, blocks, threads, args, shared=0):
+        if body.__name__ == KEYS:
+            ((cubin, self.ptx),) = assemble(body, tuple(map(numba_type, args)), self.ccs).values()
+            self.needs = resources(cubin)
+
+
+# %%
+text, found = "", {}
+if Assembler is not object:
+    half, lse, on = np.zeros((1, 1, 256, 128), np.float16), np.zeros((1, 1, 256), np.float32), Kept("sm_90a")
+    backward_hopper.attention_backward(half, half, half, half, lse, half, deterministic=False, on=on)
+    text, found = on.ptx, on.needs
 # %%
 give, take = (int(re.search(rf'set_registers\("{way}", (\d+)\)', KERNEL)[1]) for way in ("dec", "inc"))
 for d, of in backward_hopper_kernels.SHAPES.items():
@@ -457,12 +489,12 @@ assert ".f64" not in text
 # counted, half of each when causal; dQ is added up atomically. If there is no record, the figure says so.
 
 # %%
-data = pictures.data_rates()
+data = backward_rates.data_by_length()
 print(data.note)
 for (name, d, causal), points in sorted(data.lines.items()):
     said = ", ".join(f"{N // 1024}K {rate:.0f}" for N, rate in points)
     print(f"{name:18} d = {d:3}, {'causal ' if causal else 'no mask'}, TFLOP/s: {said}")
-pictures.fig_rates(data)
+backward_rates.fig_by_length(data)
 
 # %%
 bars = suite.data_bars()

@@ -1,11 +1,11 @@
-"""What the figures of the backward pass say: lanes as the emulator moves them, the kernel's order, the record's rates."""
+"""The backward pass in figures: lanes as the emulator moves them, the kernel's own order, rates of the record."""
 
 import json
 
 import numpy as np
 import pytest
 
-from figures import backward
+from figures import backward, backward_rates
 from figures.products import Products
 from flash_cuda import backward_tensor_core
 from flash_cuda.ptx import hopper_standins, standins
@@ -18,12 +18,15 @@ from verify.bench.suite import H200
 def test_lanes_are_those_of_the_emulators_products():
     """What a product leaves and what one takes, by the stand-ins' own maps: of mma, and of a warp in wgmma."""
     left, taken, across = backward.data_lanes()
-    lane = np.indices(standins._C_ROW.shape)[0]
-    assert (left.lane[standins._C_ROW, standins._C_COLUMN] == lane).all()
-    assert (taken.lane[standins._A_ROW, standins._A_COLUMN] == lane).all()
-    row, column = (of[:32] for of in np.broadcast_arrays(*hopper_standins._layout(8)))
-    assert (left.lane[row, column] == np.arange(32)[:, None]).all()
-    assert (across.lane == taken.lane.T).all() and left.in_place(taken) == 256 > left.in_place(across)
+    lane = np.arange(32)[:, None]
+    assert (left.lane[standins._C_ROW[:, :4], standins._C_COLUMN[:, :4]] == lane).all()
+    assert (taken.lane[standins._A_ROW[:, :4], standins._A_COLUMN[:, :4]] == lane).all()
+    row, column = (of[:32] for of in np.broadcast_arrays(*hopper_standins._layout(4)))
+    assert (left.lane[row, column] == lane).all()
+    first = standins._A_ROW < 8  # queries, where they are the rows
+    lanes = np.broadcast_to(lane, first.shape)[first]
+    assert (across.lane[standins._A_COLUMN[first], standins._A_ROW[first]] == lanes).all()
+    assert left.in_place(taken) == left.lane.size > left.in_place(across)
 
 
 def test_flight_is_the_order_of_the_docstring():
@@ -58,12 +61,12 @@ def test_rates_are_those_of_the_record(tmp_path):
             row("step6_flash_v3", 1024, 999.0, "forward", fingerprint="old"),
             {"direction": "backward", "name": "sdpa_flash", "not_measured": "no torch", "d": 64}]  # fmt: skip
     record(tmp_path, rows)
-    data = backward.data_rates(tmp_path)
+    data = backward_rates.data_by_length(tmp_path)
     assert data.lines == {("step6_flash_v3", 64, False): [(1024, 300.0), (4096, 400.0)],
                           ("step5_tensor_core", 64, False): [(1024, 200.0)],
                           ("sdpa_cudnn", 64, False): [(1024, 350.0)]}  # fmt: skip
     assert data.stale == ("step5_tensor_core",) and data.reached == 700.0
-    figure = backward.fig_rates(data)
+    figure = backward_rates.fig_by_length(data)
     assert "Changed since: step5_tensor_core" in figure.get_suptitle()
     drawn = {tuple(line.get_ydata()) for line in figure.axes[0].lines if line.get_marker() == "o"}
     assert drawn == {(300.0, 400.0), (200.0,), (350.0,)}
@@ -72,11 +75,11 @@ def test_rates_are_those_of_the_record(tmp_path):
 
 
 def test_a_record_without_backward_passes_says_so(tmp_path):
-    assert backward.data_rates(tmp_path).note == "no record of the suite yet"
+    assert backward_rates.data_by_length(tmp_path).note == "no record of the suite yet"
     record(tmp_path, [row("step6_flash_v3", 1024, 999.0, "forward")])
-    data = backward.data_rates(tmp_path)
+    data = backward_rates.data_by_length(tmp_path)
     assert not data.lines and "no backward pass on record" in data.note
-    assert "no backward pass on record" in backward.fig_rates(data).get_suptitle()
+    assert "no backward pass on record" in backward_rates.fig_by_length(data).get_suptitle()
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

@@ -24,7 +24,8 @@ def record(folder, kind, rows, device="NVIDIA H200", made="2026-12-01"):
 @pytest.fixture
 def both(tmp_path):
     record(tmp_path, "times", [row(step, 10.0 * 2 ** -k) for k, step in enumerate(ladder.STEPS[:6])])
-    suite = [row("step5_tensor_core", 4.0), row("step6_flash_v3", 2.0, d=128, causal=True), row("sdpa_cudnn", 2.5),
+    suite = [row("standard_tensor_core", 30.0, fingerprint="other"), row("step5_tensor_core", 4.0),
+             row("step6_flash_v3", 2.0, d=128, causal=True), row("sdpa_cudnn", 2.5),
              row("step6_flash_v3", 9.0, N=1024), row("step6_flash_v3", 9.0, direction="backward"),
              {**WHERE, "name": "sdpa_flash", "d": 64, "causal": False, "not_measured": "no torch"}]  # fmt: skip
     record(tmp_path, "suite", suite, made="2026-12-02")
@@ -34,7 +35,8 @@ def both(tmp_path):
 def test_two_records_make_one_ladder(both):
     data = ladder.data_rungs(both)
     assert {(r.name, r.d, r.causal, r.ms) for r in data.rungs if r.name not in ladder.STEPS[:5]} == {
-        ("step5_tensor_core", 64, False, 4.0), ("step6_flash_v3", 128, True, 2.0), ("sdpa_cudnn", 64, False, 2.5),
+        ("standard_tensor_core", 64, False, 30.0), ("step5_tensor_core", 64, False, 4.0),
+        ("step6_flash_v3", 128, True, 2.0), ("sdpa_cudnn", 64, False, 2.5),
     }  # fmt: skip
     assert data.missing == () and data.device is H200 and data.reached == 700.0
     assert "2026-12-01 and 2026-12-02" in data.note and all(r.stale for r in data.rungs if r.name in ladder.STEPS)
@@ -61,11 +63,11 @@ def test_every_rung_is_drawn_at_its_rate_under_the_ceilings(both):
 def test_what_is_not_on_record_is_said(tmp_path):
     record(tmp_path, "times", [row("step0_standard", 10.0)])
     data = ladder.data_rungs(tmp_path)
-    assert data.missing == (*ladder.STEPS[1:], "peers") and data.reached is None
+    assert data.missing == (*ladder.RUNGS[1:], "peers") and data.reached is None
     figure = ladder.fig_rungs(data)
     assert "No time on record: step1_fused" in figure.get_suptitle()
     texts = [text.get_text() for text in figure.axes[1].texts]
-    assert texts.count("no record") == len(ladder.STEPS) + len(ladder.PEERS)
+    assert texts.count("no record") == len(ladder.RUNGS) + len(ladder.PEERS)
 
 
 def test_no_record_at_all(tmp_path):

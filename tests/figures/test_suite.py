@@ -36,3 +36,4 @@ def test_bars_alone(monkeypatch):
     (ax,) = suite.fig_bars(data).axes
     assert "no record" in data.note and not [line for line in ax.lines if line.get_marker() == "o"]
     assert {bar.mean for bar in BARS} <= {float(line.get_xdata()[0]) for line in ax.lines}
+    assert [text.get_text() for text in ax.texts] == ["no record"] * len(BARS)
