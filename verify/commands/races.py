@@ -1,6 +1,7 @@
 """Look for races: other thread orders, repeated runs, spoilt shared memory, sleeping warps, compute-sanitizer."""
 
 import json
+from itertools import product
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -8,12 +9,14 @@ from rich.table import Table
 from rich.text import Text
 
 from verify import barriers, executors, options, races, sanitizer
+from verify.cases import DEFAULT
 from verify.misuse import Misuse, pick
 from verify.pool import each
 from verify.progress import bar
 from verify.registry import CUDA
 
 LIMIT = 300.0  # seconds for one check of one case, compilation included
+SANITIZE = "verify.sanitizer:sanitize"
 
 
 def add_arguments(parser):
@@ -66,19 +69,20 @@ def _checks(kernels, dtypes, where):
 
 
 def _sanitizer_rows(kernel, dtype, where, jobs):
-    """compute-sanitizer's tools on the first case that a kernel takes."""
+    """compute-sanitizer's tools on the first case that a kernel takes, and on the first with gradients."""
     if not (cases := races.cases_of(kernel, dtype)):
         return []
+    chosen = [*cases[:1], *[case for case in cases if DEFAULT[case].backward][:1]]
     missing = executors.gpu_missing() if "gpu" not in where else None
     if not missing and sanitizer.program() is None:
         missing = "compute-sanitizer is not on this machine (CUDA_HOME, /usr/local/cuda, PATH)"
     rows = []
-    for tool in sanitizer.TOOLS:
-        rows.append(row := _row(kernel, dtype, cases[0], tool))
+    for tool, case in product(sanitizer.TOOLS, dict.fromkeys(chosen)):
+        rows.append(row := _row(kernel, dtype, case, tool))
         if missing:
             row["skipped"] = f"compute-sanitizer ({', '.join(sanitizer.TOOLS)}): {missing}"
         else:
-            jobs.append(("verify.sanitizer:sanitize", (kernel, cases[0], dtype, tool), row))
+            jobs.append((SANITIZE, (kernel, case, dtype, tool), row))
     return rows
 
 
@@ -110,8 +114,9 @@ def _run(jobs, where):
                 function,
                 [arguments for arguments, _ in mine],
                 limit=LIMIT,
-                jobs=1 if "gpu" in where else None,  # one at a time: others on the GPU would change what is seen
-                groups=[arguments[0] for arguments, _ in mine],
+                # One at a time on a GPU, as others would change what is seen; what the sanitizer sees they do not.
+                jobs=1 if "gpu" in where and function != SANITIZE else None,
+                groups=[arguments[0] for arguments, _ in mine] if function != SANITIZE else range(len(mine)),
                 fresh="gpu" in where,
                 progress=update,
             )
