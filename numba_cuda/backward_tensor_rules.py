@@ -24,15 +24,22 @@ sections 3 and 4 (rules, tile classes).
 
 from typing import NamedTuple
 
-from flash_cuda.backward_tensor_rules_kernels import make_keys_kernel, make_queries_kernel
+import numpy as np
+
+from flash_cuda.backward import _keeps_dS, _relative
+from flash_cuda.backward_bias import backward_dbias, backward_dtable
+from flash_cuda.backward_tensor_rules_kernels import backward_clear, make_keys_kernel, make_queries_kernel
 from flash_cuda.parts.backward_tensor_call import launch, launch_round, launch_rows, outputs, results, set_up
-from flash_cuda.parts.backward_tensor_shapes import KEYS, QUERIES
+from flash_cuda.parts.backward_tensor_shapes import KEYS_BY_ARRAY, KEYS_BY_ELEMENT, KEYS_BY_RULE, QUERIES
 from flash_cuda.parts.tensor_layout import side_by_side
 from flash_cuda.parts.vocabulary import device
 from flash_cuda.tensor_core_rules import changes, joined, listed, send
+from refimpl.frame import Frame
 from refimpl.masks import UNBOUNDED
 from refimpl.rule import undecided
 from refimpl.tiling import cdiv
+
+THREADS = 128  # of the kernels that clear dS and add it up
 
 
 class Functions(NamedTuple):
@@ -59,7 +66,8 @@ def bind(p, rules, changed, causal, align, dropout, **options):
 
 def attention_backward(
     Q, K, V, O, lse, dO, *, scale=None, causal=False, align="bottom_right", dlse=None, deterministic=True, tile=None,
-    on=None, keys=None, queries=None, rules=(), softcap=None, alibi_slopes=None, bias=None, dropout=None, **options,
+    on=None, keys=None, queries=None, rules=(), softcap=None, alibi_slopes=None, bias=None, dropout=None, dtable=False,
+    **options,
 ):  # fmt: skip
     """Gradients under every option; `backward_tensor_core.attention_backward` comes here when it is given any.
 
@@ -67,45 +75,69 @@ def attention_backward(
     ----------
     Q, K, V, O, lse, dO, scale, causal, align, dlse, deterministic, tile, on, keys, queries
         As there.
-    mask, window, softcap, alibi_slopes, lengths_q, lengths_k, dropout, rules
+    mask, bias, window, softcap, alibi_slopes, lengths_q, lengths_k, dropout, rules
         As `flash_cuda.parts.rules.bind`: NumPy arrays and numbers.
+    dtable : bool
+        As `backward.attention_backward`.
 
     Returns
     -------
     dQ, dK, dV : shapes and dtype of Q, K, V
         As there.
-    None
+    dbias : shape of bias, float32, or None without a bias
+        As `backward.attention_backward`.
+    dtable : (Hq, 2 R + 1), float32; if asked for
+        Likewise.
 
     Raises
     ------
     TypeError, ValueError, RuntimeError
-        As there, and as the rules; a score rule without a derivative; a bias, whose gradient is not made here.
+        As there, and as the rules; a score rule without a derivative; the gradient of a bias or table is wanted and a
+        rule after it does more than add.
     """
-    if bias is not None:
-        raise ValueError("bias: expected None, for its gradient is not made on tensor cores; backward makes it")
     rules = listed(rules)
-    changed = changes(rules, softcap, alibi_slopes)
+    changed = changes(rules, softcap, alibi_slopes, bias)
+    keeping = _keeps_dS(rules, bias, dtable)
+    alone = deterministic or keeping  # dQ by a kernel of its own
     p, given, setting = set_up(Q, K, V, O, lse, dO, dlse, scale, causal, align, on, tile)
     D, dtype, fill, vector = setting[:4]
     functions, arguments = bind(p, rules, changed, causal, align, dropout, **options)
     dQ, dK, dV = outputs(p, Q, K, V)
-    keys, queries = setting.shapes(keys, queries, KEYS[D], QUERIES[D])
-    stats, sums = launch_rows(p, given, setting, keys, deterministic)
+    looked_up = dropout is not None or bias is not None or any(rule.kind == "score" for rule in rules)
+    wide = not (looked_up or (changed and (alone or not vector)))
+    table = KEYS_BY_ELEMENT if fill == "single" else KEYS_BY_RULE if wide else KEYS_BY_ARRAY
+    keys, queries = setting.shapes(keys, queries, table[D], QUERIES[D])
+    stats, sums = launch_rows(p, given, setting, keys, alone)
 
     inputs, scales = (p.Q, p.K, p.V, given.dO, stats), (p.scale, p.scale_log2)
     skewed, dropping = arguments[0] < UNBOUNDED, dropout is not None
     blocks, shared = p.B * p.Hk * cdiv(p.Nk, keys.rows), keys.shared_bytes(D, True)
     together = side_by_side(p.B * p.Hk, 2 * p.Nq * (p.d + p.dv) * p.Hq // p.Hk) if skewed else 1
     for of_k, of_v in setting.passes:
-        kernel = make_keys_kernel(
-            keys, D, dtype, fill, functions, dropping, of_k, of_v, of_k and not deterministic, vector
-        )  # fmt: skip
+        kernel = make_keys_kernel(keys, D, dtype, fill, functions, dropping, of_k, of_v, of_k and not alone, vector)
         launch(p, kernel, blocks, keys.threads, *inputs, sums, dK, dV, *scales, together, *arguments, shared=shared)
-    if deterministic:
-        blocks, shared = p.B * p.Hq * cdiv(p.Nq, queries.rows), queries.shared_bytes(D, False)
-        together = side_by_side(p.B * p.Hq, 2 * p.Nk * (p.d + p.dv) * p.Hk // p.Hq) if skewed else 1
-        kernel = make_queries_kernel(queries, D, dtype, fill, functions, dropping)
-        launch(p, kernel, blocks, queries.threads, *inputs, dQ, *scales, together, *arguments, shared=shared)
-    else:
+    if not alone:
         launch_round(p, setting, keys, sums, dQ)
-    return results(p, dQ, dK, dV)
+        return results(p, dQ, dK, dV)
+    dS = p.empty("dS", *((p.B, p.Hq, p.Nq, p.Nk) if keeping else (p.B, p.Hq, 0, 0)))
+    if keeping:
+        launch(p, backward_clear, p.B * p.Hq * p.Nq, THREADS, dS)
+    blocks, shared = p.B * p.Hq * cdiv(p.Nq, queries.rows), queries.shared_bytes(D, False)
+    together = side_by_side(p.B * p.Hq, 2 * p.Nk * (p.d + p.dv) * p.Hk // p.Hq) if skewed else 1
+    kernel = make_queries_kernel(queries, D, dtype, fill, functions, dropping, keeping)
+    launch(p, kernel, blocks, queries.threads, *inputs, dQ, dS, *scales, together, *arguments, shared=shared)
+    return *results(p, dQ, dK, dV)[:3], *_of_added(p, dS, arguments, rules, bias, dtable)
+
+
+def _of_added(p, dS, arguments, rules, bias, dtable):
+    """The gradients of what was added to scores: dbias or None, and dtable if asked for."""
+    dbias = table = None
+    if bias is not None:
+        full = p.empty("dbias", *((1,) * (4 - np.ndim(bias)) + np.shape(bias)))
+        launch(p, backward_dbias, cdiv(full.size, THREADS), THREADS, dS, full)
+        dbias = p.on.result(full).reshape(np.shape(bias))
+    if dtable:
+        bins = np.shape(_relative(rules)[0].at(Frame(p.B, p.Hq, p.Nq, p.Nk)).aux[0])
+        table = p.empty("dtable", *bins)
+        launch(p, backward_dtable, cdiv(table.size, THREADS), THREADS, dS, arguments[1], table)
+    return (dbias, p.on.result(table)) if dtable else (dbias,)

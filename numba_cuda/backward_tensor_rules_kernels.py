@@ -150,11 +150,11 @@ def make_keys_kernel(shape, D, dtype, fill, rules, dropping, of_k=True, of_v=Tru
                     if dropping:
                         grad.clear(dp)
                         grad.multiply(v, tiles, v_at, grad.at_columns(tiles, int32(G_AT + at)), dp)
-                        rule.dropped_gradient(s, dp, keeps, drop_aux[0], stats_s, stage, p)
+                        rule.drop_products(dp, keeps, drop_aux[0], stats_s, stage)
                     else:
                         grad.begin(dp, stats_s, stage)
                         grad.multiply(v, tiles, v_at, grad.at_columns(tiles, int32(G_AT + at)), dp)
-                        grad.gradient(s, dp, p)
+                    grad.gradient(s, dp, p)
                     if adding:
                         grad.share_gradient(p, tiles, W_AT)
                     tile.accumulate(p, tiles, grad.at_sums(tiles, int32(Q_AT + at)), dK_acc)
@@ -186,20 +186,29 @@ def make_keys_kernel(shape, D, dtype, fill, rules, dropping, of_k=True, of_v=Tru
 
 
 @cache
-def make_queries_kernel(shape, D, dtype, fill, rules, dropping):
-    """The kernel for dQ alone, without atomics; grid (B * Hq * Tr). Parameters as `make_keys_kernel`."""
+def make_queries_kernel(shape, D, dtype, fill, rules, dropping, keeping=False):
+    """The kernel for dQ alone, without atomics; grid (B * Hq * Tr).
+
+    Parameters
+    ----------
+    shape, D, dtype, fill, rules, dropping
+        As `make_keys_kernel`.
+    keeping : bool
+        Also leave dS, for the gradient of what was added to scores, in global memory; elsewhere it has been cleared.
+    """
     Br, Bc, band, hold, fresh, blocks = shape
     fresh = fresh or fill == "single"  # element by element there are no registers to keep it
     warps, M = Br // band, band // 16
     tile = tensor_ops(Br, Bc, D, warps, dtype, fill, hold, fresh)
     grad = tensor_gradient_ops(Br, Bc, D, warps, dtype, hold, fresh)
-    rule = tensor_gradient_rule_ops(Br, Bc, warps, dtype, False, *rules)
+    rule = tensor_gradient_rule_ops(Br, Bc, warps, dtype, False, *rules, keeping)
     G_AT, K_AT, V_AT, STAGE = Br * D, 2 * Br * D, 2 * Br * D + 2 * Bc * D, Bc * D
     a_size, s_size, p_size, q_size, rows = M * D // 4, M * Bc // 2, M * Bc // 4, M * D // 2, 2 * M
+    w_size = s_size if keeping else 1
     scored = rules.score is not None
 
     def backward_queries_with_rules(
-        Q, K, V, dO, stats, dQ, scale, scale_log2, together, right, offsets, ends_q, ends_k, mask_aux, score_aux,
+        Q, K, V, dO, stats, dQ, dS, scale, scale_log2, together, right, offsets, ends_q, ends_k, mask_aux, score_aux,
         drop_aux,
     ):  # fmt: skip
         tiles = cuda.shared.array(0, uint16, alignment=128)  # Q_i, dO_i, two K_j, two V_j
@@ -211,6 +220,7 @@ def make_queries_kernel(shape, D, dtype, fill, rules, dropping):
         s = cuda.local.array(s_size, float32)
         dp = cuda.local.array(s_size, float32)
         p = cuda.local.array(p_size, uint32)
+        P = cuda.local.array(w_size, float32)
         lse_r = cuda.local.array(rows, float32)
         D_r = cuda.local.array(rows, float32)
         dQ_acc = cuda.local.array(q_size, float32)
@@ -276,7 +286,9 @@ def make_queries_kernel(shape, D, dtype, fill, rules, dropping):
                 # scores, and the weights they had
                 grad.clear(s)
                 grad.multiply(q, tiles, q_at, grad.at_columns(tiles, int32(K_AT + at)), s)
-                if scored:
+                if keeping:
+                    rule.weigh(s, P, scale, lse_r, int32(0), b, h, row_w, col0, Nq, Nk, offset, score_aux)
+                elif scored:
                     rule.weigh(s, p, scale, lse_r, int32(0), b, h, row_w, col0, Nq, Nk, offset, score_aux)
                 else:
                     grad.weigh_rows(s, scale_log2, lse_r)
@@ -287,11 +299,13 @@ def make_queries_kernel(shape, D, dtype, fill, rules, dropping):
                 if dropping:
                     grad.clear(dp)
                     grad.multiply(g, tiles, g_at, grad.at_columns(tiles, int32(V_AT + at)), dp)
-                    rule.dropped_gradient(s, dp, keeps, drop_aux[0], D_r, int32(0), p)
+                    rule.drop_products(dp, keeps, drop_aux[0], D_r, int32(0))
                 else:
                     grad.begin_rows(dp, D_r)
                     grad.multiply(g, tiles, g_at, grad.at_columns(tiles, int32(V_AT + at)), dp)
-                    grad.gradient(s, dp, p)
+                grad.gradient(s, dp, p)
+                if keeping:
+                    rule.write_bias_gradient(P, dp, seen, row_w, col0, Nq, Nk, dS[b, h])
 
                 # accumulate
                 tile.accumulate(p, tiles, grad.at_sums(tiles, int32(K_AT + at)), dQ_acc)
@@ -305,3 +319,11 @@ def make_queries_kernel(shape, D, dtype, fill, rules, dropping):
 
     backward_queries_with_rules.jit_options = {"launch_bounds": (shape.threads, blocks) if blocks else shape.threads}
     return backward_queries_with_rules
+
+
+def backward_clear(dS):
+    """dS = 0, (B, Hq, Nq, Nk), a block a row: what the pairs of tiles that are not visited have of it."""
+    Hq, Nq = dS.shape[1], dS.shape[2]
+    r, h, b = cuda.blockIdx.x % Nq, cuda.blockIdx.x // Nq % Hq, cuda.blockIdx.x // (Nq * Hq)
+    for c in range(cuda.threadIdx.x, dS.shape[3], cuda.blockDim.x):
+        dS[b, h, r, c] = float32(0.0)  # clear: a row's Nk elements

@@ -70,7 +70,7 @@ TILES = {D: Tile(shape.Br, shape.Bc) for D, shape in SHAPES.items()}
 
 
 @cache
-def make_kernel(shape, D, dtype, fill, late_scale=True, tracing=False):
+def make_kernel(shape, D, dtype, fill, late_scale=True, tracing=False, apart=False):
     """The kernel for one tile shape; grid (B * Hq * Tr), 32 threads a warp.
 
     Parameters
@@ -80,6 +80,7 @@ def make_kernel(shape, D, dtype, fill, late_scale=True, tracing=False):
         Head room, a multiple of 16.
     dtype : "fp16" or "bf16"
     fill : "whole", "padded" or "single"
+    apart : bool
         As `tensor_ops.tensor_ops`.
     late_scale : bool
         The scale is positive, so that it can wait until after the maximum.
@@ -89,7 +90,7 @@ def make_kernel(shape, D, dtype, fill, late_scale=True, tracing=False):
     Br, Bc, band, hold, fresh, _ = shape
     fresh = fresh or fill == "single"
     warps, M = Br // band, band // 16
-    tile = tensor_ops(Br, Bc, D, warps, dtype, fill, hold, fresh)
+    tile = tensor_ops(Br, Bc, D, warps, dtype, fill, hold, fresh, apart)
     K_AT, V_AT, STAGE = Br * D, Br * D + 2 * Bc * D, Bc * D  # where the first of K and of V are, and one's size
     q_size = M * D // 4
     s_size, p_size, o_size, rows, threads = M * Bc // 2, M * Bc // 4, M * D // 2, 2 * M, 32 * warps
@@ -192,6 +193,7 @@ class Setting(NamedTuple):
     D: int
     dtype: str
     fill: str
+    apart: bool
     together: int  # heads whose longest query tiles come first, under a causal mask
     shared_bytes: int
 
@@ -218,7 +220,7 @@ def set_up(Q, K, V, scale, causal, align, tile, on, trace, shape, shapes):
     fill = filling(D, (p.d, p.dv), (p.Q, p.K, p.V), written=(p.dv,))
     # The last query tiles of as many heads as fit the L2.
     together = side_by_side(p.B * p.Hq, 2 * p.Nk * (p.d + p.dv) * p.Hk // p.Hq)
-    return p, shape, Setting(D, dtype, fill, together, 2 * D * (shape.Br + 4 * shape.Bc))
+    return p, shape, Setting(D, dtype, fill, major >= 10, together, 2 * D * (shape.Br + 4 * shape.Bc))
 
 
 def attention(Q, K, V, *, scale=None, causal=False, align="bottom_right", tile=None, threads=None, on=None, trace=None,
@@ -259,7 +261,7 @@ def attention(Q, K, V, *, scale=None, causal=False, align="bottom_right", tile=N
         return with_rules(Q, K, V, scale=scale, causal=causal, align=align, tile=tile, on=on, trace=trace, shape=shape,
                           **options)
     p, shape, setting = set_up(Q, K, V, scale, causal, align, tile, on, trace, shape, SHAPES)
-    kernel = make_kernel(shape, setting.D, setting.dtype, setting.fill, p.scale > 0, p.tracing)
+    kernel = make_kernel(shape, setting.D, setting.dtype, setting.fill, p.scale > 0, p.tracing, setting.apart)
     together = setting.together if causal else 1
     arguments = p.Q, p.K, p.V, p.O, p.lse, p.scale_log2, p.diag, together, p.trace
     p.launch(kernel, p.B * p.Hq * p.Tr, *arguments, shared=setting.shared_bytes)

@@ -54,7 +54,7 @@ class Functions(NamedTuple):
 
 
 @cache
-def make_kernel(shape, D, dtype, fill, late_scale, rules, dropping=False, tracing=False):
+def make_kernel(shape, D, dtype, fill, late_scale, rules, dropping=False, tracing=False, apart=False):
     """The kernel for one tile shape and one pair of rules; parameters as `step5_tensor_core.make_kernel`.
 
     Parameters
@@ -66,7 +66,7 @@ def make_kernel(shape, D, dtype, fill, late_scale, rules, dropping=False, tracin
     Br, Bc, band, hold, fresh, _ = shape
     fresh = fresh or fill == "single"
     warps, M = Br // band, band // 16
-    tile = tensor_ops(Br, Bc, D, warps, dtype, fill, hold, fresh)
+    tile = tensor_ops(Br, Bc, D, warps, dtype, fill, hold, fresh, apart)
     rule = tensor_rule_ops(Br, Bc, warps, *rules)
     K_AT, V_AT, STAGE = Br * D, Br * D + 2 * Bc * D, Bc * D  # where the first of K and of V are, and one's size
     q_size = M * D // 4
@@ -285,7 +285,8 @@ def attention(
     bound = bind(p, rules, changed, causal, align, dropout, **options)
     right, late_scale = bound.arguments[0], bool(changed) or bool(p.scale > 0)  # a change sees the scaled score anyway
     kernel = make_kernel(
-        shape, setting.D, setting.dtype, setting.fill, late_scale, bound.functions, bound.dropping, p.tracing
+        shape, setting.D, setting.dtype, setting.fill, late_scale, bound.functions, bound.dropping, p.tracing,
+        setting.apart,
     )  # fmt: skip
     given = (
         p.Q, p.K, p.V, p.O, p.lse, p.scale if changed else p.scale_log2,

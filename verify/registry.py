@@ -229,7 +229,7 @@ _LADDER = (
         "step5_tensor_core", "18.4.5, 18.5", "products on tensor cores in 16 bits, copies running beside them",
         dtypes=("fp16", "bf16"), min_cc=(8, 0), tile_units=(16, 16), reciprocal=True,
         options=_DENSE - {"nan_seen"} | _OPTIONS,
-        gradients=Gradients("flash_cuda.backward_tensor_core", _BACKWARD | _OPTIONS - {"bias"}, atomic=True),
+        gradients=Gradients("flash_cuda.backward_tensor_core", _BACKWARD | _OPTIONS, atomic=True),
         spreads=_SPREADS,
     ),
     _step(

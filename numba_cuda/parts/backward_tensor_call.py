@@ -44,8 +44,9 @@ class Setting(NamedTuple):
 
 
 def given_options(options):
-    """Those of a call's options that are given: None and no rules are none."""
-    return {name: x for name, x in options.items() if x is not None and not (name == "rules" and x in ((), []))}
+    """Those of a call's options that are given: None, False and no rules are none."""
+    return {name: x for name, x in options.items()
+            if x is not None and x is not False and not (name == "rules" and x in ((), []))}  # fmt: skip
 
 
 def begin(Q, K, V, O, lse, dO, dlse, scale, causal, align, on, generation=""):

@@ -35,7 +35,7 @@ def drawn_four(b, h, row, col, key0, key1, threshold):
     return low + high
 
 
-def tensor_gradient_rule_ops(R, C, warps, dtype, of_keys, mask_fn, tiles_fn, score_fn, slope_fn):
+def tensor_gradient_rule_ops(R, C, warps, dtype, of_keys, mask_fn, tiles_fn, score_fn, slope_fn, unrounded=False):
     """The routines for one tile shape and one pair of rules, as device functions.
 
     Parameters
@@ -46,6 +46,8 @@ def tensor_gradient_rule_ops(R, C, warps, dtype, of_keys, mask_fn, tiles_fn, sco
         Whether rows are keys.
     mask_fn, tiles_fn, score_fn, slope_fn : device functions
         As `rule_ops.rule_ops`; the last two None where scores stay as they are.
+    unrounded : bool
+        Whether `weigh` leaves P as it is, rather than rounded for a product.
 
     Raises
     ------
@@ -197,11 +199,14 @@ def tensor_gradient_rule_ops(R, C, warps, dtype, of_keys, mask_fn, tiles_fn, sco
 
     @cuda.jit(device=True, forceinline=True)
     def weigh_two(s, p, at, scale, stats, stage, b, h, row0, col0, Nq, Nk, offset, score_aux):
-        """P of two neighbours, rounded, into p[at // 2], and times the slopes into s[at], s[at + 1]."""
+        """P of two neighbours into p, rounded into p[at // 2], and times the slopes into s[at], s[at + 1]."""
         lse0, lse1 = of_query(stats, stage, 0, at), of_query(stats, stage, 0, at + 1)
         P0, s[at] = weigh_one(scale * s[at], at, lse0, b, h, row0, col0, Nq, Nk, offset, score_aux)
         P1, s[at + 1] = weigh_one(scale * s[at + 1], at + 1, lse1, b, h, row0, col0, Nq, Nk, offset, score_aux)
-        p[at // 2] = pack(P0, P1)
+        if unrounded:
+            p[at], p[at + 1] = P0, P1
+        else:
+            p[at // 2] = pack(P0, P1)
 
     weigh_eight = repeated(weigh_two, 4, 2)
 
@@ -263,14 +268,11 @@ def tensor_gradient_rule_ops(R, C, warps, dtype, of_keys, mask_fn, tiles_fn, sco
         return word
 
     @cuda.jit(device=True)
-    def dropped_gradient(s, dp, word, factor, stats, stage, g):
-        """dS = s (dP - D) as A fragments, with dP multiplied by what dropout multiplied the weight by."""
-        for x in range(SIZE // 2):
-            at = 2 * x
-            D0, D1 = of_query(stats, stage, 1, at), of_query(stats, stage, 1, at + 1)
-            dP0 = factor * dp[at] if (word >> uint32(at)) & uint32(1) else float32(0.0)
-            dP1 = factor * dp[at + 1] if (word >> uint32(at + 1)) & uint32(1) else float32(0.0)
-            g[x] = pack(s[at] * (dP0 - D0), s[at + 1] * (dP1 - D1))
+    def drop_products(dp, word, factor, stats, stage):
+        """dp = dP - D, with dP multiplied by what dropout multiplied the weight by."""
+        for at in range(SIZE):
+            dP = factor * dp[at] if (word >> uint32(at)) & uint32(1) else float32(0.0)
+            dp[at] = dP - of_query(stats, stage, 1, at)
 
     @cuda.jit(device=True)
     def none(g):
@@ -278,4 +280,14 @@ def tensor_gradient_rule_ops(R, C, warps, dtype, of_keys, mask_fn, tiles_fn, sco
         for x in range(SIZE // 2):
             g[x] = uint32(0)
 
-    return as_module(pair_of, seek, part_of, kind_of, visible, weigh, hide, hide_rounded, kept, dropped_gradient, none)
+    @cuda.jit(device=True)
+    def write_bias_gradient(P, dp, word, row0, col0, Nq, Nk, dS):
+        """Store P (dP - D), the gradient of what was added to the score last, for the pairs that exist."""
+        row0, col0 = lane_first(int32(thread_index() & 31), row0, col0)
+        for at in range(SIZE):
+            row, j = place(row0, col0, at)
+            if row < Nq and j < Nk:  # guard: ragged rows and keys. One number moved.
+                dS[row, j] = P[at] * dp[at] if (word >> uint32(at)) & uint32(1) else float32(0.0)
+
+    return as_module(pair_of, seek, part_of, kind_of, visible, weigh, hide, hide_rounded, kept, drop_products,
+                     none, write_bias_gradient)  # fmt: skip

@@ -12,6 +12,11 @@ Tiles in shared memory are rows of D 16-bit elements, in *chunks* of 8 (16 bytes
 ``ldmatrix``; in plain order they would lie in the same banks. So row r keeps chunk c in the place of c ^ swizzle(r),
 and any eight neighbouring rows cover all 32 banks. The exclusive or touches only the low bits of c, so a lane needs
 four start addresses (one for each pair of chunks in a group of 8) and reaches everything else by constants.
+
+A register array that a loop indexes needs the loop unrolled. From sm_100 on the compiler tells how often a loop runs
+only where the step of Numba's ``range`` is short enough for selections; what is computed from a loop's variable becomes
+part of that step, if the variable is used nowhere else. So none is used in one product alone: x in s[4 a NB + x + e]
+goes in steps of 4, where n in s[4 (a NB + n) + e] would leave s in local memory.
 """
 
 import math
@@ -33,7 +38,9 @@ from flash_cuda.ptx import (
     ldmatrix_x4,
     ldmatrix_x4_trans,
     mma_bf16,
+    mma_bf16_apart,
     mma_f16,
+    mma_f16_apart,
     pack_bf16,
     pack_f16,
     shfl_xor,
@@ -52,7 +59,7 @@ def swizzling(D):
     return (8 // G).bit_length() - 1, G - 1
 
 
-def tensor_ops(Br, Bc, D, warps, dtype, fill, hold, fresh):
+def tensor_ops(Br, Bc, D, warps, dtype, fill, hold, fresh, apart=False):
     """The routines for one tile shape, as device functions.
 
     Parameters
@@ -69,6 +76,8 @@ def tensor_ops(Br, Bc, D, warps, dtype, fill, hold, fresh):
         Whether a warp's fragments of Q stay in registers, rather than being read again for each key tile.
     fresh : bool
         Whether addresses are computed anew for each tile, because registers are few.
+    apart : bool
+        Whether the compiler is that of sm_100 and later: S and O, then, are handed to products one by one.
     """
     T, M = 32 * warps, Br // (16 * warps)
     KD, KB, NB, ND = D // 16, Bc // 16, Bc // 8, D // 8
@@ -81,6 +90,8 @@ def tensor_ops(Br, Bc, D, warps, dtype, fill, hold, fresh):
     DOWN, STEP = ACROSS.bit_length() - 1, T // ACROSS
     NEG_INF, LN2 = -math.inf, math.log(2.0)
     mma, pack = (mma_f16, pack_f16) if dtype == "fp16" else (mma_bf16, pack_bf16)
+    if apart:
+        mma = mma_f16_apart if dtype == "fp16" else mma_bf16_apart
     whole, single = fill == "whole", fill == "single"
 
     @cuda.jit(device=True)

@@ -45,13 +45,14 @@ from flash_cuda.ptx.asm import (
 F32_T, U32_T = types.float32, types.uint32
 
 
-def _mma(kind):
+def _mma(kind, apart=False):
     text = (f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 "
             "{$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$10,$11,$12,$13};")
     constraints = "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f"
 
     def codegen(context, builder, sig, args):
-        at = [registers(context, builder, sig.args[k], args[k], args[k + 1], n) for k, n in ((0, 8), (2, 4), (4, 4))]
+        at = [registers(context, builder, sig.args[k], args[k], args[k + 1], n, apart and k == 0)
+              for k, n in ((0, 8), (2, 4), (4, 4))]  # fmt: skip
         C, A, B = (load(builder, pointer) for pointer in at)
         D = []
         for n in range(2):
@@ -79,6 +80,18 @@ def mma_f16(typingctx, c, c_at, a, a_at, b, b_at):
 def mma_bf16(typingctx, c, c_at, a, a_at, b, b_at):
     """As `mma_f16` in bf16. PTX: twice ``mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32``, section "mma"."""
     return signature(types.void, c, c_at, a, a_at, b, b_at), _mma("bf16")
+
+
+@intrinsic
+def mma_f16_apart(typingctx, c, c_at, a, a_at, b, b_at):
+    """As `mma_f16`, with C's registers one by one, for sm_100 and later (see ``asm.registers``). PTX: the same."""
+    return signature(types.void, c, c_at, a, a_at, b, b_at), _mma("f16", True)
+
+
+@intrinsic
+def mma_bf16_apart(typingctx, c, c_at, a, a_at, b, b_at):
+    """As `mma_bf16`, likewise. PTX: the same."""
+    return signature(types.void, c, c_at, a, a_at, b, b_at), _mma("bf16", True)
 
 
 def _ldmatrix(suffix):

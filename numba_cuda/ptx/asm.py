@@ -23,25 +23,35 @@ def int32(builder, value):
     return builder.trunc(value, I32) if value.type.width > 32 else builder.zext(value, I32)
 
 
-def registers(context, builder, kind, array, at, count):
-    """Pointer to ``count`` elements of a register array from ``at`` on, as one vector.
+def registers(context, builder, kind, array, at, count, apart=False):
+    """Pointer to ``count`` elements of a register array from ``at`` on, as one vector; ``apart``: a pointer to each.
 
     Fewer instructions than one by one, before they all vanish: a loop that looks too long is not unrolled, and an array
-    that a loop indexes is not kept in registers.
+    that a loop indexes is not kept in registers. But from sm_100 on two fp32 numbers are a type of the machine's, and
+    what a loop carries as a vector stands in registers of 64 bits beside those of 32 bits that instructions take.
     """
     data = context.make_array(kind)(context, builder, array).data
+    if apart:
+        first = builder.gep(data, [at], inbounds=True)
+        return [builder.gep(first, [ir.Constant(I32, k)], inbounds=True) for k in range(count)]
     whole = ir.VectorType(data.type.pointee, count).as_pointer()
     return builder.bitcast(builder.gep(data, [at], inbounds=True), whole)
 
 
 def load(builder, pointer):
-    """The elements of a vector in registers."""
+    """The elements of a vector in registers, or what is at each of several pointers."""
+    if isinstance(pointer, list):
+        return [builder.load(each) for each in pointer]
     vector = builder.load(pointer, align=4)
     return [builder.extract_element(vector, ir.Constant(I32, k)) for k in range(vector.type.count)]
 
 
 def store(builder, values, pointer):
-    """Values into a vector in registers."""
+    """Values into a vector in registers, or each to its pointer."""
+    if isinstance(pointer, list):
+        for value, each in zip(values, pointer, strict=True):
+            builder.store(value, each)
+        return
     vector = ir.Constant(pointer.type.pointee, ir.Undefined)
     for k, value in enumerate(values):
         vector = builder.insert_element(vector, value, ir.Constant(I32, k))

@@ -50,6 +50,9 @@ def mma_bf16(machine, c, c_at, a, a_at, b, b_at):
     _mma(machine, ml_dtypes.bfloat16, c, c_at, a, a_at, b, b_at)
 
 
+mma_f16_apart, mma_bf16_apart = mma_f16, mma_bf16
+
+
 def _mma(machine, kind, c, c_at, a, a_at, b, b_at):
     """Summed in fp64 and rounded to fp32 once: exact wherever the tensor core's own sum is."""
 

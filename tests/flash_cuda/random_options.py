@@ -8,6 +8,8 @@ import numpy as np
 from flash_cuda import backward, general
 from refimpl import oracle
 from refimpl.philox import Dropout
+from verify.case import Problem
+from verify.judge import explain, measure, reference
 
 DTYPES = {"fp32": np.float32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}
 # Absolute, times max(1, largest true value): a few roundings of the storage type; fp32 sums for fp32.
@@ -105,6 +107,27 @@ def judge_forward(made, attention, **on):
     want = oracle.attention(*(x.astype(np.float64) for x in (Q, K, V)), **made.truth)
     said = (wrong(made, name, got, true) for name, got, true in zip(("O", "lse"), found, want, strict=True))
     return next(filter(None, said), None)
+
+
+def judge_gradients(made, attention_backward, **on):
+    """None if the gradients of another backward pass are within the limits of `verify`, else what is wrong.
+
+    What it is given of the forward pass is the oracle's, rounded.
+    """
+    Q, K, V, dO = made.arrays.values()
+    plain = {"scale": None, "causal": False, "align": "bottom_right"}
+    problem = Problem(Q, K, V, plain | made.truth, dtype=made.dtype, backward=True)
+    known = reference(problem, dO)
+    O, lse = (known.anchors[name].truth for name in ("O", "lse"))
+    found = attention_backward(Q, K, V, O.astype(Q.dtype), lse.astype(np.float32), dO, **made.options, **on_of(on))
+    for name, got in zip(("dQ", "dK", "dV", "dbias"), found, strict=True):
+        if got is None:
+            continue
+        if got.shape != known.anchors[name].truth.shape or got.dtype != (np.float32 if name == "dbias" else Q.dtype):
+            return f"{name}: shape {got.shape}, dtype {got.dtype}; {made}"
+        if not (measured := measure(name, got, known, made.dtype)).ok:
+            return f"{explain(name, {name: measured})}; {made}"
+    return None
 
 
 def wrong(made, name, got, true, more=0.0):

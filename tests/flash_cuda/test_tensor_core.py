@@ -217,6 +217,21 @@ def test_rounds_as_its_twin_does():
     assert np.sqrt(np.mean((got - same[0, 0]) ** 2)) <= 0.1 * error and error > 1e-5
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_the_kernel_of_later_gpus_has_the_same_bits(dtype):
+    """From sm_100 on the compiler is handed registers in another way; here, that kernel on the GPU there is."""
+    from flash_cuda.executors.gpu import Gpu
+
+    class Later(Gpu):
+        capability = 10, 0
+
+    given = draw((1, 4, 200, 128), (1, 2, 300, 128), (1, 2, 300, 128), dtype=dtype)
+    (O, lse), (O_later, lse_later) = (attention(*given, causal=True, on=on) for on in (Gpu(), Later()))
+    assert np.array_equal(np.asarray(O).view(np.uint16), np.asarray(O_later).view(np.uint16))
+    assert np.array_equal(np.asarray(lse), np.asarray(lse_later)) and np.isfinite(lse).all()
+
+
 @pytest.mark.parametrize("change, error, says", [
     ({"dtype": np.float32}, TypeError, "expected dtype fp16 or bf16 for tensor cores, got fp32; step4_causal takes it"),
     ({"tile": Tile(16, 24)}, ValueError, r"tile: expected Br, Bc multiples of 16, got \(16, 24\)"),

@@ -328,9 +328,10 @@ def test_the_interface_takes_it():
 def assembled(d, given, *archs):
     """Reports of the kernel that a call compiles."""
     pytest.importorskip("cuda.bindings.nvvm", reason="no NVVM: install the dev extra")
-    from flash_cuda.executors.assembler import Assembler
+    from flash_cuda.executors.assembler import Assembler, parse_arch
 
     on = Assembler(*archs)
+    on.capability = min(parse_arch(arch)[:2] for arch in archs)
     x = np.zeros((1, 2, 100, d), np.float16)
     attention(x, x, x, on=on, **given)
     return on.reports
@@ -345,16 +346,17 @@ OPTIONS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("d, names", [(64, ["window", "alibi"])])
-def test_assembles_clean(d, names):
+@pytest.mark.parametrize("d, names, arch", [(64, ["window", "alibi"], "sm_90a"), (64, ["window"], "sm_120")])
+def test_assembles_clean(d, names, arch):
     for name in names:
-        for r in assembled(d, OPTIONS[name], "sm_90a"):
+        for r in assembled(d, OPTIONS[name], arch):
             assert (r.stack_bytes, r.f64) == (0, 0) and r.registers <= 255, (name, r)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("archs", [("sm_80", "sm_90a"), ("sm_120",)], ids="-".join)
 @pytest.mark.parametrize("d", [64, 128])
-def test_every_option_assembles_clean(d):
+def test_every_option_assembles_clean(d, archs):
     for name, call in OPTIONS.items():
-        for r in assembled(d, call, "sm_80", "sm_90a"):
+        for r in assembled(d, call, *archs):
             assert (r.stack_bytes, r.f64) == (0, 0), (name, r)

@@ -3,7 +3,7 @@
 from verify.mutants.mutant import Edit, Mutant
 
 BACKWARD, GRADIENT_OPS, RULE_OPS = (
-    f"numba_cuda/{stem}.py" for stem in ("backward", "gradient_ops", "rule_ops")
+    f"numba_cuda/{stem}.py" for stem in ("backward", "parts/gradient_ops", "parts/rule_ops")
 )
 STANDARD, REFERENCE = "refimpl/standard.py", "refimpl/backward.py"
 ALL, NUMPY, NUMPY_V1 = "general", "refimpl.step3_flash_v2", "refimpl.step2_flash_v1"

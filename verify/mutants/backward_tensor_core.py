@@ -4,7 +4,8 @@ from refimpl.tiling import Tile
 from verify.mutants.mutant import Edit, Mutant
 
 OPS, ROWS, STEP = (
-    f"numba_cuda/{stem}.py" for stem in ("tensor_gradient_ops", "backward_tensor_rows", "backward_tensor_core")
+    f"numba_cuda/{stem}.py"
+    for stem in ("parts/tensor_gradient_ops", "parts/backward_tensor_rows", "backward_tensor_core")
 )
 KEYS = "backward_keys"  # the kernel with keys as rows
 WHOLE = "cuda.syncthreads()  # Q_i, dO_i, lse_i, D_i are there; those before and their dS are done with"

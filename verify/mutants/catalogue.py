@@ -4,7 +4,7 @@ from importlib import import_module
 
 ENTRIES_IN = (
     "softmax", "tiles", "causal", "heads", "options", "dropout", "backward", "precision", "tensor_core", "hopper",
-    "backward_tensor_core", "backward_hopper", "reference",
+    "backward_tensor_core", "tensor_rules", "backward_hopper", "reference",
 )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from verify.mutants.mutant import Edit, Mutant
 
 TILE_OPS, STEP0, STEP1, STEP2, STEP3 = (
     f"numba_cuda/{stem}.py"
-    for stem in ("tile_ops", "step0_standard", "step1_fused", "step2_flash_v1", "step3_flash_v2")
+    for stem in ("parts/tile_ops", "step0_standard", "step1_fused", "step2_flash_v1", "step3_flash_v2")
 )
 V2 = "step3_flash_v2"
 

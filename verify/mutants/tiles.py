@@ -5,7 +5,7 @@ from verify.mutants.mutant import Edit, Mutant
 
 TILE_OPS, STEP0, STEP1, STEP2, STEP3, STEP4 = (
     f"numba_cuda/{stem}.py"
-    for stem in ("tile_ops", "step0_standard", "step1_fused", "step2_flash_v1", "step3_flash_v2", "step4_causal")
+    for stem in ("parts/tile_ops", "step0_standard", "step1_fused", "step2_flash_v1", "step3_flash_v2", "step4_causal")
 )
 V2, CAUSAL = "step3_flash_v2", "step4_causal"
 TILES = "Tr, Tc = (Nq + Br - 1) // Br, (Nk + Bc - 1) // Bc"
