@@ -133,6 +133,8 @@ class Contender:
         Host arrays of the sampled rows, to be checked before anything is timed.
     facts : dict
         What a record says of it: version, fingerprint, tile, ...
+    graph : callable or None
+        Makes a CUDA graph of the work, once it has run: a second way for the host to launch it.
     """
 
     name: str
@@ -140,6 +142,7 @@ class Contender:
     within: object = nullcontext
     outputs: object = None
     facts: dict = field(default_factory=dict)
+    graph: object = None
 
 
 @dataclass
@@ -150,13 +153,14 @@ class Times:
     ----------
     ms, warm_ms : list of float
         One cold run a round; some warm runs after the rounds, if the contender took part in all of them.
-    latency_us : float
-        Of the host.
+    latency_us, graph_us : float
+        Of the host, for the work as it is timed, and as a CUDA graph if it can be one.
     """
 
     ms: list = field(default_factory=list)
     warm_ms: list = field(default_factory=list)
     latency_us: float = float("nan")
+    graph_us: float = float("nan")
 
 
 def interleaved(clock, contenders, rounds=ROUNDS, seconds=3.0, fewest=1) -> dict[str, Times]:
@@ -193,6 +197,8 @@ def interleaved(clock, contenders, rounds=ROUNDS, seconds=3.0, fewest=1) -> dict
                 for _ in range(WARMUPS):
                     clock.cold(c.work)
                 times.latency_us = clock.latency_us(c.work)
+                if c.graph:
+                    times.graph_us = clock.latency_us(c.graph())
     # One head start for all, long enough for the slowest host: the same conditions for everyone.
     clock.give_start(max(t.latency_us for t in found.values()) / 1e3)
     for k in range(rounds):

@@ -131,6 +131,12 @@ class Gpu:
         for launch in self.launches:
             launch()
 
+    def graph(self):
+        """Everything launched so far as one CUDA graph: call it to do it again, on the same arrays."""
+        from flash_cuda.executors.graph import Graph
+
+        return Graph(self.launches, self.stream)
+
 
 def kernel_for(body, args, shared=0):
     """The loaded kernel for these types of arguments; arrays of any strides share one.

@@ -142,6 +142,11 @@ class Launch:
         if status:
             raise DriverError(f"cuLaunchKernel: {getattr(status, 'name', status)} for {self.kernel.entry}")
 
+    def into(self, queue):
+        """Queue it in another stream, a CUstream."""
+        *sizes, _, parameters, extra = self._call
+        call(binding.cuLaunchKernel, *sizes, queue, parameters, extra)
+
     def move(self, place, address):
         """Let an array be at another address, by its place in ``arrays``; shape and strides stay."""
         self._words[place] = address

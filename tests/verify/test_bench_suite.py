@@ -75,6 +75,17 @@ def test_the_host_has_a_bar_too(us, verdict):
     assert latency_us("step5_tensor_core", made) is None
 
 
+@pytest.mark.parametrize(("graph", "verdict"), [(3.0, "met"), (21.0, "21.0 us misses 20 us")])
+def test_the_host_may_launch_a_graph(graph, verdict):
+    """A call of many launches has one way that keeps to the bar; both are told."""
+    made = record([2.0] * 20)
+    for row in made["rows"]:
+        row |= {"latency_us": 55.0, "graph_us": graph}
+    table, _ = bench_report.bars(made)
+    assert [str(cell) for cell in table.columns[-1].cells][len(BARS):] == [verdict]
+    assert f"55.0 us as launches, {graph} us as a CUDA graph" in str(list(table.columns[2].cells)[-1])
+
+
 @pytest.mark.parametrize(("rmse", "met"), [(1.0, True), (1.05, True), (1.06, False), (float("nan"), False)])
 def test_the_error_may_not_be_worse_than_the_peers(rmse, met):
     made = record([2.0] * 20, rmse=rmse)

@@ -86,13 +86,17 @@ def bars(record) -> tuple[Table, bool]:
             Text("; ".join(problems) or "met", style="red" if problems else "green"),
         )  # fmt: skip
     for kernel in dict.fromkeys(bar.kernel for bar in bench_suite.BARS):
-        took = bench_suite.latency_us(kernel, record)
-        if took is None:  # said above: nothing was measured
+        ways = {"launches": "latency_us", "a CUDA graph": "graph_us"}
+        took = {way: bench_suite.latency_us(kernel, record, column) for way, column in ways.items()}
+        took = {way: us for way, us in took.items() if us is not None}
+        if not took:  # said above: nothing was measured
             continue
-        bar, enough = f"{bench_suite.LATENCY_BAR_US} us", took <= bench_suite.LATENCY_BAR_US
+        bar, best = f"{bench_suite.LATENCY_BAR_US} us", min(took.values())
+        enough = best <= bench_suite.LATENCY_BAR_US
         met &= enough
-        verdict = Text("met" if enough else f"{took:.1f} us misses {bar}", style="green" if enough else "red")
-        table.add_row(f"{kernel}, the host's time for a call", bar, f"{took:.1f} us at worst", "-", "-", "-", verdict)
+        verdict = Text("met" if enough else f"{best:.1f} us misses {bar}", style="green" if enough else "red")
+        told = ", ".join(f"{us:.1f} us as {way}" for way, us in took.items())
+        table.add_row(f"{kernel}, the host's time for a call", bar, f"{told}, at worst", "-", "-", "-", verdict)
     return table, met
 
 

@@ -212,7 +212,13 @@ def accuracy(bar: Bar, record: dict) -> Accuracy | None:
     return Accuracy(bar, float(np.exp(np.mean(np.log(ours / theirs)))), len(both))
 
 
-def latency_us(kernel: str, record: dict) -> float | None:
-    """The host's time for the launches of a call, at the point where it is worst; None if the record has none."""
+def latency_us(kernel: str, record: dict, way: str = "latency_us") -> float | None:
+    """The host's time for a call at the point where it is worst; None if the record has none.
+
+    Parameters
+    ----------
+    way : "latency_us" or "graph_us"
+        Its launches one by one, or as one CUDA graph.
+    """
     rows = (row for row in record["rows"] if row["name"] == kernel)
-    return max((row["latency_us"] for row in rows if "latency_us" in row), default=None)
+    return max((row[way] for row in rows if way in row), default=None)
