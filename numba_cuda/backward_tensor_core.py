@@ -69,7 +69,7 @@ from refimpl.tiling import Tile, cdiv
 
 
 @cache
-def make_keys_kernel(shape, D, dtype, fill, of_k=True, of_v=True, adding=False, vector=False):
+def make_keys_kernel(shape, D, dtype, fill, of_k=True, of_v=True, adding=False, vector=False, apart=False):
     """The kernel for dK, dV or both; grid (B * Hk * Tc).
 
     Parameters
@@ -84,13 +84,13 @@ def make_keys_kernel(shape, D, dtype, fill, of_k=True, of_v=True, adding=False, 
         What is wanted; the other output is not written.
     adding : bool
         Also add dS K to the sums of dQ.
-    vector : bool
+    vector, apart : bool
         As `tensor_gradient_ops.tensor_gradient_ops`.
     """
     Bc, Br, band, hold, fresh, blocks = shape
     warps, M = Bc // band, band // 16
-    tile = tensor_ops(Bc, Br, D, warps, dtype, fill, hold, fresh)
-    grad = tensor_gradient_ops(Bc, Br, D, warps, dtype, hold, fresh, vector)
+    tile = tensor_ops(Bc, Br, D, warps, dtype, fill, hold, fresh, apart)
+    grad = tensor_gradient_ops(Bc, Br, D, warps, dtype, hold, fresh, vector, apart)
     # Where V_j, the first Q_i, the first dO_i and dS are, and from one Q_i or dO_i to the next.
     V_AT, Q_AT, G_AT, W_AT, STAGE = Bc * D, 2 * Bc * D, 2 * Bc * D + 2 * Br * D, 2 * Bc * D + 4 * Br * D, Br * D
     a_size, s_size, p_size = M * D // 4, M * Br // 2, M * Br // 4
@@ -362,7 +362,8 @@ def attention_backward(
     blocks, shared = p.B * p.Hk * cdiv(p.Nk, keys.rows), keys.shared_bytes(D, True)
     together = side_by_side(p.B * p.Hk, 2 * p.Nq * (p.d + p.dv) * p.Hq // p.Hk) if causal else 1
     for of_k, of_v in setting.passes:
-        kernel = make_keys_kernel(keys, D, dtype, fill, of_k, of_v, of_k and not deterministic, vector)
+        adding = of_k and not deterministic  # with dQ's sums registers are fewest
+        kernel = make_keys_kernel(keys, D, dtype, fill, of_k, of_v, adding, vector, adding and setting.later)
         launch(p, kernel, blocks, keys.threads, *inputs, sums, dK, dV, *scales, together, shared=shared)
     if deterministic:
         launch_queries(p, queries, D, dtype, fill, given.dO, stats, dQ, causal)

@@ -114,7 +114,10 @@ def attention_backward(
     blocks, shared = p.B * p.Hk * cdiv(p.Nk, keys.rows), keys.shared_bytes(D, True)
     together = side_by_side(p.B * p.Hk, 2 * p.Nq * (p.d + p.dv) * p.Hq // p.Hk) if skewed else 1
     for of_k, of_v in setting.passes:
-        kernel = make_keys_kernel(keys, D, dtype, fill, functions, dropping, of_k, of_v, of_k and not alone, vector)
+        adding = of_k and not alone
+        kernel = make_keys_kernel(
+            keys, D, dtype, fill, functions, dropping, of_k, of_v, adding, vector, adding and setting.later
+        )  # fmt: skip
         launch(p, kernel, blocks, keys.threads, *inputs, sums, dK, dV, *scales, together, *arguments, shared=shared)
     if not alone:
         launch_round(p, setting, keys, sums, dQ)

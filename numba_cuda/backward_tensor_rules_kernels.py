@@ -12,12 +12,13 @@ from flash_cuda.ptx import ballot, cp_async_commit, cp_async_wait
 
 
 @cache
-def make_keys_kernel(shape, D, dtype, fill, rules, dropping, of_k=True, of_v=True, adding=False, vector=False):
+def make_keys_kernel(shape, D, dtype, fill, rules, dropping, of_k=True, of_v=True, adding=False, vector=False,
+                     apart=False):
     """The kernel for dK, dV or both; grid (B * Hk * Tc).
 
     Parameters
     ----------
-    shape, D, dtype, fill, of_k, of_v, adding, vector
+    shape, D, dtype, fill, of_k, of_v, adding, vector, apart
         As `backward_tensor_core.make_keys_kernel`.
     rules : backward_tensor_rules.Functions
     dropping : bool
@@ -25,8 +26,8 @@ def make_keys_kernel(shape, D, dtype, fill, rules, dropping, of_k=True, of_v=Tru
     """
     Bc, Br, band, hold, fresh, blocks = shape
     warps, M = Bc // band, band // 16
-    tile = tensor_ops(Bc, Br, D, warps, dtype, fill, hold, fresh)
-    grad = tensor_gradient_ops(Bc, Br, D, warps, dtype, hold, fresh, vector)
+    tile = tensor_ops(Bc, Br, D, warps, dtype, fill, hold, fresh, apart)
+    grad = tensor_gradient_ops(Bc, Br, D, warps, dtype, hold, fresh, vector, apart)
     rule = tensor_gradient_rule_ops(Bc, Br, warps, dtype, True, *rules)
     # Where V_j, the first Q_i, the first dO_i and dS are, and from one Q_i or dO_i to the next.
     V_AT, Q_AT, G_AT, W_AT, STAGE = Bc * D, 2 * Bc * D, 2 * Bc * D + 2 * Br * D, 2 * Bc * D + 4 * Br * D, Br * D

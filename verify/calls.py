@@ -99,7 +99,7 @@ def _packed(problem, where, load):
 
     Rows past a sequence's end, which no packed array has, come out as attention without keys would: 0, and -inf in lse.
     """
-    interface = load("flash_cuda.interface.varlen")
+    interface = load("flash_cuda.interface")
     lengths = problem.lengths
     starts = [np.append(0, np.cumsum(n)).astype(np.int32) for n in lengths]
     longest = [int(n.max(initial=0)) for n in lengths]

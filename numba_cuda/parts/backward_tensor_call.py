@@ -29,6 +29,7 @@ class Setting(NamedTuple):
     vector: bool
     tile: Tile | None
     limit: int  # bytes of shared memory
+    later: bool  # the compiler is that of sm_100 and later
 
     @property
     def passes(self):
@@ -102,8 +103,8 @@ def set_up(Q, K, V, O, lse, dO, dlse, scale, causal, align, on, tile):
     p, dtype, given = begin(Q, K, V, O, lse, dO, dlse, scale, causal, align, on)
     D = next(room for room in KEYS if max(p.d, p.dv) <= room)
     fill = filling(D, (p.d, p.dv), (p.Q, p.K, p.V, given.dO), written=(p.d, p.dv))
-    vector = getattr(p.on, "capability", (8, 0)) >= (9, 0)
-    return p, given, Setting(D, dtype, fill, vector, tile, getattr(p.on, "shared_limit", SHARED_LIMIT))
+    capability, limit = getattr(p.on, "capability", (8, 0)), getattr(p.on, "shared_limit", SHARED_LIMIT)
+    return p, given, Setting(D, dtype, fill, capability >= (9, 0), tile, limit, capability >= (10, 0))
 
 
 def outputs(p, Q, K, V):

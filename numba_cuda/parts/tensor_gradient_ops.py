@@ -24,7 +24,9 @@ from flash_cuda.ptx import (
     ldmatrix_x4,
     ldmatrix_x4_trans,
     mma_bf16,
+    mma_bf16_apart,
     mma_f16,
+    mma_f16_apart,
     pack_bf16,
     pack_f16,
     red_add,
@@ -51,7 +53,7 @@ def sharing(C, D, warps):
     return min(pairs, key=lambda pair: (-pair[0] * pair[1], C // pair[0] + D // pair[1]))
 
 
-def tensor_gradient_ops(R, C, D, warps, dtype, hold, fresh, vector=False):
+def tensor_gradient_ops(R, C, D, warps, dtype, hold, fresh, vector=False, apart=False):
     """The routines for one tile shape, as device functions; parameters as `tensor_ops.tensor_ops`.
 
     Parameters
@@ -62,6 +64,8 @@ def tensor_gradient_ops(R, C, D, warps, dtype, hold, fresh, vector=False):
         Whether a warp's fragments of what the block keeps stay in registers.
     vector : bool
         Whether sums of dQ are added to by four neighbours at once (sm_90), which decides how they lie in memory.
+    apart : bool
+        As `tensor_ops.tensor_ops`.
     """
     T, M = 32 * warps, R // (16 * warps)
     KD, CB, NB, ND = D // 16, C // 16, C // 8, D // 8
@@ -78,6 +82,8 @@ def tensor_gradient_ops(R, C, D, warps, dtype, hold, fresh, vector=False):
     INF = math.inf
     ONCE, EACH, LANE = (4, 128, 4) if vector else (1, 32, 1)
     mma, pack = (mma_f16, pack_f16) if dtype == "fp16" else (mma_bf16, pack_bf16)
+    if apart:
+        mma = mma_f16_apart if dtype == "fp16" else mma_bf16_apart
 
     @cuda.jit(device=True)
     def kept_index():

@@ -19,8 +19,8 @@ CORE = [case for case in SUITE if SUITE[case]["tier"] == "core"]
 NOT_OF_THE_ORACLE = {"A13", "A33"}
 # What the CUDA steps take, as the issue's reading of the kinds goes; A36 on a GPU only.
 OF_THE_STEPS = {"A06", "A07", "A08", "A09", "A18", "A19", "A20", "A27", "A28", "A29", "A30", "A31", "A32", "A37", "A38"}
-# What comes on top with every option forward; in A12 a mask hides a NaN beside keys that are seen.
-WITH_OPTIONS = {"A01", "A03", "A04", "A14", "A15", "A16", "A17", "A21", "A24", "A25", "A26"}
+# What comes on top with every option; in A12 a mask hides a NaN beside keys that are seen.
+WITH_OPTIONS = {"A01", "A03", "A04", "A14", "A15", "A16", "A17", "A21", "A22", "A23", "A24", "A25", "A26"}
 
 
 def outcomes(name, dtype):
@@ -53,7 +53,7 @@ def test_a_kernel_takes_the_cases_within_its_capabilities(name):
     dtype = KERNELS[name].dtypes[0]
     taken = {c for c in taken if not conformance.refusal(SUITE[c], name, dtype, "emulated")}
     wanted = OF_THE_STEPS
-    if name == "step5_tensor_core":  # forward it has every option
+    if name == "step5_tensor_core":  # it has every option
         wanted = OF_THE_STEPS | WITH_OPTIONS
     if name == "step6_flash_v3":  # it has softcap and windows, and no head dim of 20
         wanted = OF_THE_STEPS - {"A29"} | {"A14", "A15", "A17"}
@@ -67,6 +67,7 @@ def test_a_kernel_takes_the_cases_within_its_capabilities(name):
     ("step3_flash_v2", "A08", "bf16"), ("step4_causal", "A09", "fp32"), ("step4_causal", "A20", "fp32"),
     ("step3_flash_v2", "A38", "fp16"), ("step0_standard", "A18", "fp32"), ("step5_tensor_core", "A09", "bf16"),
     ("step5_tensor_core", "A31", "fp16"), ("step6_flash_v3", "A09", "bf16"), ("step6_flash_v3", "A15", "fp16"),
+    ("step5_tensor_core", "A22", "fp16"), ("step5_tensor_core", "A23", "bf16"),
 ])  # fmt: skip
 def test_a_kernel_is_right_in_a_case(name, case, dtype):
     """A sample; `verify conformance` runs them all."""
