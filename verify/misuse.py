@@ -7,7 +7,7 @@ class Misuse(ValueError):
     """One line that names the argument and what was expected. The command line prints it and exits 2."""
 
 
-def pick(argument, names, known, *, what):
+def pick(argument, names, known, *, what, listed=""):
     """Choose names out of `known`, keeping the order of `known`.
 
     Parameters
@@ -19,6 +19,8 @@ def pick(argument, names, known, *, what):
     known : iterable of str
     what : str
         What a name is the name of, such as "case".
+    listed : str
+        What to type to see all names.
 
     Returns
     -------
@@ -35,7 +37,8 @@ def pick(argument, names, known, *, what):
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     for name in wanted:
         if name not in known:
-            raise Misuse(f"{argument}: there is no {what} {name!r}; {suggest(name, known)}")
+            told = f"there is no {what} {name!r}; {suggest(name, known)}"
+            raise Misuse(f"{argument}: {told}" + (f" ({listed} lists them)" if listed else ""))
     if not wanted:
         raise Misuse(f"{argument}: expected the name of a {what}, got {names!r}")
     return [name for name in known if name in wanted]

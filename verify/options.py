@@ -38,7 +38,7 @@ def cases(args) -> list[str]:
     ------
     Misuse
     """
-    return pick("--cases", args.cases, DEFAULT, what="case")
+    return pick("--cases", args.cases, DEFAULT, what="case", listed="--cases list")
 
 
 def dtypes(args, default=("fp32", "fp16", "bf16")) -> list[str]:

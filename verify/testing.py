@@ -1,22 +1,28 @@
 """The judge as a test author meets it: `check` runs a kernel on a case, `assert_attention_close` judges arrays."""
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
+from refimpl import oracle
 from verify import tolerance
 from verify.cases import DEFAULT, Case, Problem
 from verify.dtypes import DTYPES, name_of
 from verify.foreign.arrays import KINDS
 from verify.foreign.as_numpy import to_numpy
 from verify.foreign.call import Malformed, call
+from verify.foreign.facts import fitted
+from verify.foreign.imports import unsimulated
+from verify.foreign.refusal import refusal
 from verify.foreign.signature import backward_signature, signature
 from verify.foreign.spec import LAYOUTS, Loaded
 from verify.judge import explain, malformed, measure, reference, verdict
 from verify.misuse import suggest
 from verify.result import Result
 
+CLOSE = 0.05  # of max|V|: far above rounding, far below what another layout gives
 # The options of `assert_attention_close`, in the oracle's words.
 KNOWN = ("scale", "causal", "align", "mask", "bias", "window", "softcap", "alibi_slopes", "lengths_q", "lengths_k",
          "keep", "dropout_p")  # fmt: skip
@@ -28,6 +34,7 @@ def check(
     *,
     dtype="fp32",
     small=True,
+    d=None,
     seed=None,
     backward=None,
     arrays="numpy",
@@ -48,6 +55,8 @@ def check(
         Storage type.
     small : bool
         The emulated shape instead of the full one.
+    d : int, optional
+        Head dim instead of the usual one, 8 or 64. A case that is about head dims keeps its own.
     seed : int, optional
         Instead of the case's own.
     backward : callable, optional
@@ -65,7 +74,8 @@ def check(
     Returns
     -------
     Result
-        With verdict "pass" or "fail". Exceptions of `fn` come through.
+        With verdict "pass" or "fail". Exceptions of `fn` come through; those that mean that a GPU is missing with what
+        to set for a simulator.
 
     Raises
     ------
@@ -76,7 +86,7 @@ def check(
     for name, value, known in (("dtype", dtype, DTYPES), ("arrays", arrays, KINDS), ("layout", layout, LAYOUTS)):
         if value not in known:
             raise ValueError(f"{name}: there is no {value!r}; {suggest(value, known)}")
-    problem = case.build(dtype, small, seed)
+    problem = fitted(case, d or 0, small).build(dtype, small, seed)
     problem = replace(problem, backward=problem.backward or backward is not None)
     loaded = _loaded(fn, backward, arrays, kwargs)
     given = {name for name, value in problem.options.items() if value is not None and value is not False}
@@ -89,6 +99,12 @@ def check(
     except Malformed as error:
         facts |= {"case": case.id, "dtype": dtype, "size": problem.shape._asdict(), "seed": problem.seed}
         return Result(verdict="fail", reason=str(error), **facts)
+    except Exception as error:
+        if hint := unsimulated(error):
+            raise RuntimeError(f"{' '.join(str(error).split())} ({hint})") from error
+        if d is None and refusal(error):
+            error.add_note(f"The case has head dim {problem.shape.d}; check(..., d=32) runs it at another.")
+        raise
     facts |= {} if arrays == "numpy" else {"executor": answer.executor, "device": answer.device}
     result = verdict(
         replace(problem, **dict(zip("QKV", answer.inputs, strict=True))),
@@ -99,6 +115,8 @@ def check(
         seconds=answer.seconds,
         **facts,
     )
+    if result.verdict == "fail":
+        result = replace(result, reason=result.reason + _layout_hint(answer.outputs["O"], problem, layout))
     if answer.broken:
         told = f"wrote outside {' and '.join(answer.broken)}: its guard band changed"
         result = replace(result, verdict="fail", reason="; ".join(filter(None, (told, result.reason))))
@@ -158,16 +176,42 @@ def assert_attention_close(O, lse, Q, K, V, *, layout="bhsd", factor=tolerance.F
     if layout not in LAYOUTS:
         raise ValueError(f"layout: there is no {layout!r}; {suggest(layout, LAYOUTS)}")
     O, lse, Q, K, V = (_known(x) for x in (O, lse, Q, K, V))
+    wrong = _wrong(O, lse, Q, K, V, layout, factor, options)
+    if wrong:
+        other = _other(layout)
+        with suppress(ValueError):  # arrays that do not fit together in the other layout
+            right = not _wrong(O, lse, Q, K, V, other, factor, options)
+            wrong += f" (with layout={other!r} it is right)" if right else ""
+        raise AssertionError(wrong)
+
+
+def _wrong(O, lse, Q, K, V, layout, factor, options) -> str:
+    """What is wrong with (O, lse), in one line; empty if nothing is."""
     if layout == "bshd":
         O, Q, K, V = (np.swapaxes(x, 1, 2) if np.ndim(x) == 4 else x for x in (O, Q, K, V))
     problem = Problem(Q, K, V, options, dtype=name_of(Q.dtype))
     outputs = {"O": O} if lse is None else {"O": O, "lse": lse}
     if complaint := malformed(problem, outputs):
-        raise AssertionError(complaint)
+        return complaint
     known = reference(problem)
     judged = {name: measure(name, got, known, problem.dtype, factor) for name, got in outputs.items()}
-    if wrong := explain(problem.case, judged):
-        raise AssertionError(wrong)
+    return explain(problem.case, judged).replace(f" of case {problem.case}", "")
+
+
+def _other(layout):
+    return next(name for name in LAYOUTS if name != layout)
+
+
+def _layout_hint(O, problem, layout) -> str:
+    """What to say of an output that is wrong, but attention of its inputs in the other layout; else empty."""
+    O, Q, K, V = (np.swapaxes(x, 1, 2) for x in (O, problem.Q, problem.K, problem.V))
+    # With other lengths, or options of a shape, the other layout has no meaning.
+    if Q.shape[1] != K.shape[1] or any(isinstance(value, np.ndarray) for value in problem.options.values()):
+        return ""
+    truth, _ = oracle.attention(Q, K, V, **problem.options)
+    with np.errstate(invalid="ignore"):
+        near = np.abs(O.astype(np.float64) - truth) <= CLOSE * np.abs(V.astype(np.float64)).max(initial=0)
+    return f" (in layout={_other(layout)!r} it is attention)" if near.all() else ""
 
 
 def _known(x):

@@ -4,7 +4,9 @@ import html.parser
 import io
 import json
 import re
+import shlex
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -83,11 +85,11 @@ def terminal(one):
 
 def test_the_verdict_counts_no_skip_as_a_pass(right, wrong, tmp_path):
     assert right.verdict == "pass" and wrong.verdict == "fail"
-    assert right.headline() == "28 of 28 runs passed, 2 were skipped, which is not a pass"
+    assert right.headline() == "28 of 28 runs passed, 2 skipped"
     nothing = made(tmp_path, cases=("softcap",))
     assert nothing.verdict == "nothing judged" and nothing.headline().startswith("0 of 0 runs passed")
     broken = made(tmp_path, facts=Facts(failure="SyntaxError: no"))
-    assert broken.verdict == "fail" and broken.headline() == "could not be judged: SyntaxError: no"
+    assert broken.verdict == "nothing judged" and broken.headline() == "could not be judged: SyntaxError: no"
 
 
 def test_the_terminal_says_how_it_was_called_and_what_is_wrong(right, wrong):
@@ -109,6 +111,41 @@ def test_the_run_that_is_looked_at_is_the_most_telling_one(right, wrong):
     assert wrong.worst.place.text and max(wrong.worst.place.rows) > 1
     assert sum(r > 1 for r in wrong.worst.place.rows) / len(wrong.worst.place.rows) <= 0.5
     assert right.worst.place.text == "" and right.worst.result.ratio == max(r.ratio for r in right.results if r.outputs)
+
+
+def test_the_simplest_failing_run_is_looked_at(tmp_path):
+    """Not the mildest, whose inputs or options are one more thing to understand."""
+    cases = ("logits_x10", "causal", "gqa", "square")
+    bug = "O[..., :4, :] += 1 if q.std() > 2 else 2 if causal else 9"
+    assert made(tmp_path, bug, cases[:2], ("fp32",)).worst.result.case == "causal"
+    assert made(tmp_path, bug, (cases[0], cases[1], cases[3]), ("fp32",)).worst.result.case == "square"
+
+
+def test_values_that_are_not_finite_are_said_in_words(tmp_path):
+    """ "inf times its bound" says nothing."""
+    nan = terminal(made(tmp_path, "O[..., -1, :] = np.nan", ("square",), ("fp32",)))
+    assert re.search(r"fp32: O wrong, with 8 NaN, in \S+% of its elements, at \[0, 0, \d+, 0\] nan for", nan)
+    inf = terminal(made(tmp_path, "O[..., -1, :] = -np.inf", ("square",), ("fp32",)))
+    assert "O wrong, with 8 inf, in" in inf and "inf times" not in nan + inf
+    large = terminal(made(tmp_path, "O[..., -1, :] = 1e30", ("square",), ("fp32",)))
+    assert re.search(r"O up to \de\+3\d times its bound", large) and "the worst inf" not in large
+
+
+def test_the_command_that_repeats_a_run_can_be_pasted(tmp_path):
+    folder = tmp_path / "my kernels"
+    folder.mkdir()
+    words = shlex.split(made(folder, "O = O * 2", ("square",), ("fp32",)).again())
+    assert words[:5] == ["python", "-m", "verify", "--kernel", f"{folder / 'mine.py'}:attn"]
+    assert words[-2:] == ["--dump", "failing"] and "--backward" not in words
+
+
+def test_captions_of_the_place_do_not_meet(wrong):
+    """A caption ends before the next one begins, at 6 px a letter."""
+    picture = card_draw.place(wrong.worst.place)
+    captions = re.findall(r'<text class="" x="([\d.]+)" y="20.0"[^>]*>([^<]+)<', picture)
+    assert len(captions) == 3
+    for (x, words), (after, _) in pairwise(captions):
+        assert float(x) + 6 * len(words) < float(after), words
 
 
 def test_place_names_heads_rows_columns_and_tiles():

@@ -1,11 +1,10 @@
 """Anyone's kernel is judged: what it says of itself, what is found out by trying, whatever it does to its process."""
 
-import textwrap
 from collections import Counter
-from importlib import import_module
 
 import numpy as np
 import pytest
+from helpers_foreign import Here, probe, run, writer
 
 from verify.__main__ import main
 from verify.cases import DEFAULT
@@ -14,46 +13,11 @@ from verify.foreign import run as foreign_run
 from verify.foreign import spec as foreign
 from verify.foreign.spec import Spec
 
-RIGHT = """
-import numpy as np
-
-def plain(q, k, v, scale=None, causal=False, shift=None):
-    stored, d = q.dtype, q.shape[-1]
-    q, k, v = (np.asarray(x).astype(np.float32) for x in (q, k, v))
-    k, v = (np.repeat(x, q.shape[1] // k.shape[1], axis=1) for x in (k, v))
-    s = q @ k.swapaxes(-1, -2) * np.float32(d**-0.5 if scale is None else scale)
-    if causal:
-        shift = s.shape[-1] - s.shape[-2] if shift is None else shift
-        s = np.where(np.tri(*s.shape[-2:], shift, dtype=bool), s, -np.inf)
-    m = s.max(axis=-1, keepdims=True, initial=-np.inf)
-    e = np.exp(s - np.where(np.isneginf(m), 0, m))
-    l = e.sum(axis=-1, keepdims=True)
-    with np.errstate(divide="ignore"):
-        return ((e @ v) / np.where(l == 0, 1, l)).astype(stored), (m + np.log(l))[..., 0]
-"""
-
 
 @pytest.fixture
 def kernel(tmp_path):
     """`kernel(source)`: a Spec of a file with that text, its function `attn`; `plain` can be called in it."""
-
-    def make(source, **spec):
-        path = tmp_path / f"k{len(list(tmp_path.iterdir()))}.py"
-        path.write_text(RIGHT + textwrap.dedent(source))
-        return Spec(f"{path}:attn", **spec)
-
-    return make
-
-
-def probe(spec, cases=("square",), dtypes=("fp32",), **more):
-    return foreign_probe.probe(spec, [DEFAULT[name] for name in cases], dtypes, small=True, **more)
-
-
-def run(spec, cases, dtypes=("fp32",), facts=None, limit=10.0):
-    """Results of a run in workers, with nothing probed."""
-    facts = facts or foreign_probe.Facts(arrays="numpy", small=True)
-    plan = foreign_run.Plan(spec, facts, tuple(DEFAULT[name] for name in cases), dtypes, limit=limit, jobs=1)
-    return [one.result for one in foreign_run.run(plan)]
+    return writer(tmp_path)
 
 
 # What a file does wrong for N = 15 alone, and the line that says so. The case before and the one after still pass.
@@ -110,23 +74,6 @@ UNUSABLE = {
     "def attn(q, k, v): return q[0]": "in a first call, B = 2, H = 2, N = 32, d = 8, fp32: O has shape (2, 32, 8)",
     "def attn(q, k, v): raise OSError('no space')": "fp32: OSError: no space",
 }
-
-
-class Here:
-    """A worker in this process: for what neither hangs nor dies."""
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def call(self, function, *args, limit):
-        module, name = function.split(":")
-        try:
-            return getattr(import_module(module), name)(*args)
-        except Exception as error:
-            raise RuntimeError(foreign_probe.one_line(error)) from error
 
 
 @pytest.fixture
@@ -286,22 +233,25 @@ def test_gradients_of_a_function_beside_it(kernel):
 
 
 def test_command_line(tmp_path, capsys, kernel):
-    """Right: 0. Wrong: 1, and the report of the right one beside it is whole. Nothing run: 2."""
+    """Right: 0. Wrong: 1, and the report of the right one beside it is whole. Nothing run, or not even called: 2."""
     right = kernel("def attn(q, k, v, causal=False): return plain(q, k, v, None, causal)").text
     wrong = kernel("def attn(q, k, v, causal=False): return plain(q, k, v, None, causal, 1)").text
     options = ["--small", "--dtype", "fp32", "--cases", "square,causal,gqa,softcap,growth_3,one_tile-causal-normal"]
     assert main(["--kernel", right, *options]) == 0
     out = capsys.readouterr().out
-    assert "attn: PASS. 5 of 5 runs passed, 1 were skipped, which is not a pass" in out
+    assert "attn: PASS. 5 of 5 runs passed, 1 skipped" in out
     assert "skip  does not take softcap: its signature has no softcap" in out
     assert main(["--kernel", wrong, "--kernel", right, *options, "--md", str(tmp_path / "card.md")]) == 1
     out = capsys.readouterr().out
     assert "attn: FAIL. 3 of 5 runs passed, 2 failed" in out and "attn: PASS. 5 of 5" in out
     assert "What all 2 failing runs have in common is causal masking" in out
-    assert f"again: python -m verify --kernel {wrong} --cases causal --dtype fp32 --small --seed 0 --dump DIR" in out
+    again = f"again: python -m verify --kernel {wrong} --cases causal --dtype fp32 --small --seed 0 --dump failing"
+    assert again in out
     assert main(["--kernel", right, "--cases", "softcap", "--small"]) == 2
     assert "every run was skipped" in capsys.readouterr().err
-    assert main(["--kernel", kernel("def attn(q, k, v: pass").text, *options]) == 1
+    unread = kernel("def attn(q, k, v: pass").text
+    assert main(["--kernel", unread, *options]) == main(["--kernel", right, "--kernel", unread, *options]) == 2
+    assert main(["--kernel", wrong, "--kernel", unread, *options]) == 1
     assert "could not be judged: SyntaxError" in capsys.readouterr().out.lower().replace("syntaxerror", "SyntaxError")
 
 

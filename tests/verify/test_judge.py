@@ -169,9 +169,9 @@ def test_assert_attention_close(dtype):
     O, lse = flash(*arrays, **problem.options)
     assert_attention_close(O, lse, *arrays, causal=True)
     assert_attention_close(O, None, *arrays, causal=True)
-    with pytest.raises(AssertionError, match=r"O of case unnamed at \[0, 0, .* got .*, wanted .*, error .*, bound"):
+    with pytest.raises(AssertionError, match=r"O at \[0, 0, .* got .*, wanted .*, error .*, bound"):
         assert_attention_close(O, lse, *arrays)
-    with pytest.raises(AssertionError, match="lse of case"):
+    with pytest.raises(AssertionError, match="lse at "):
         assert_attention_close(O, lse + np.float32(0.01), *arrays, causal=True)
     with pytest.raises(AssertionError, match="O has shape"):
         assert_attention_close(O[:, :, 1:], lse, *arrays, causal=True)
@@ -184,7 +184,7 @@ def test_assert_attention_close_knows_every_option(case):
     arrays = problem.Q, problem.K, problem.V
     O, lse = (x.astype(np.float32) for x in oracle.attention(*arrays, **problem.options))
     assert_attention_close(O, lse, *arrays, **problem.options)
-    with pytest.raises(AssertionError, match="of case unnamed at"):
+    with pytest.raises(AssertionError, match=" at "):
         assert_attention_close(O, lse, *arrays, causal=problem.options["causal"])
 
 

@@ -1,16 +1,21 @@
 """A card: everything that is known of one kernel after it was judged, as plain data that every report is made of."""
 
 import math
+import shlex
 from dataclasses import asdict, dataclass
 from statistics import median
 
 from verify import document, summary, tolerance
 from verify.card import cases as card_cases
+from verify.foreign import facts as foreign_facts
 from verify.foreign.run import Plan, Run
 from verify.result import Result, encode
 
+# What is said of a kernel in JSON, of all that is known.
+FACTS = ("arrays", "layout", "executor", "device", "options", "small", "d", "always_causal", "gradients")
 # An error of fewer bounds than this may be rounding after all, where a kernel rounds what the plain formula does not.
 FEW = 4
+PASS, FAIL, NOTHING, NO_GRADIENTS = "pass", "fail", "nothing judged", "gradients not judged"
 NEAR = "about a rounding more than the plain formula makes, such as that of q times scale before the product"
 
 
@@ -42,9 +47,28 @@ class Card:
 
     @property
     def verdict(self) -> str:
-        """ "pass", "fail", or "nothing judged"."""
-        n = self.counts
-        return "fail" if n["fail"] + n["error"] else "pass" if n["pass"] else "nothing judged"
+        """PASS, FAIL, NOTHING, or NO_GRADIENTS: they were asked for, and all that was judged was something else."""
+        n, facts = self.counts, self.plan.facts
+        if facts.failure:
+            return NOTHING
+        if n["fail"] + n["error"] or facts.died:
+            return FAIL
+        if not n["pass"]:
+            return NOTHING
+        return NO_GRADIENTS if self._without_gradients() else PASS
+
+    def _without_gradients(self) -> str:
+        """Why there are no gradients, though they were asked for; empty if there are, or were not."""
+        if not self.plan.spec.backward or any("dQ" in r.outputs for r in self.results):
+            return ""
+        pairs = zip(self.plan.keys, self.results, strict=True)
+        judging = [r for (case, _), r in pairs if case.backward]
+        if not judging:
+            return "none of the cases judges them"
+        if self.plan.facts.gradients:
+            return judging[0].reason or "they were not returned"
+        name = f"{self.plan.spec.function or 'attn'}_backward"
+        return f"there is no {name}(q, k, v, do, ...) beside it, and {self.plan.facts.arrays} arrays have no autograd"
 
     def of_kind(self, kind) -> list[tuple]:
         """(case, run) of one kind: "matrix", "growth", or None for the default cases."""
@@ -54,12 +78,14 @@ class Card:
 
     @property
     def worst(self) -> Run | None:
-        """The run whose error is to be looked at: the failing one with the fewest rows out, else the largest error."""
+        """The run whose error is to be looked at: the simplest failing one, else the one with the largest error."""
         judged = [run for run in self.runs if run.place]
         failing = [run for run in judged if run.result.verdict == "fail" and run.place.text]
         if failing:
-            # What is wrong everywhere shows least; nor does a picture of a few elements show much.
-            return min(failing, key=lambda run: (math.isinf(run.result.ratio), len(run.place.rows) < 16, _share(run)))
+            cases = {case.id: case for case in self.plan.cases}
+            # The simplest that fails: its inputs and options are no second thing to understand. Among those alike, what
+            # is wrong everywhere shows least; nor does a picture of a few elements show much.
+            return min(failing, key=lambda run: (*_simple(cases[run.result.case]), *_telling(run)))
         return max(judged, key=lambda run: run.result.ratio, default=None)
 
     def headline(self) -> str:
@@ -70,8 +96,12 @@ class Card:
         ran = sum(n.values()) - n["skip"]
         parts = [f"{n['pass']} of {ran} runs passed"]
         parts += [f"{n[word]} {label}" for word, label in (("fail", "failed"), ("error", "raised or died")) if n[word]]
-        parts += [f"{n['skip']} were skipped, which is not a pass"] if n["skip"] else []
-        return ", ".join(parts)
+        parts += [f"{n['skip']} skipped"] if n["skip"] else []
+        why = self._without_gradients()
+        missing = [f"no gradients were judged, though --backward asked for them: {why}"] if why else []
+        # A simulator says so itself.
+        small = [f"small shapes alone, as {facts.why_small}"] if facts.why_small and facts.executor == "cpu" else []
+        return "; ".join([", ".join(parts), *small, *missing, *facts.died, *facts.hints])
 
     def call(self) -> list[str]:
         """How the kernel was called, and what was learnt by trying."""
@@ -87,6 +117,9 @@ class Card:
             said.append(summary.what_ran(self.results) + (f" ({facts.why_small})" if facts.why_small else "") + ".")
         if self.plan.spec.backward and facts.gradients:
             said.append(f"Gradients by {facts.gradients}.")
+        if facts.d and not facts.failure:
+            usual = foreign_facts.usual(facts.small)
+            said.append(f"Cases of head dim {usual} are run at {facts.d}, as it does not take {usual} ({facts.why_d}).")
         if facts.small and not facts.failure:
             most = max(max(r.size["Nq"], r.size["Nk"]) for r in self.results)
             said.append(f"Small shapes have at most {most} keys: a tile that is larger is never followed by another.")
@@ -134,7 +167,7 @@ class Card:
                 f"{dtype}: yours is off by {_times(ratio)} what the plain formula is (median of {len(rounding)} runs). "
             )
             if out:
-                size = f"{summary.shown(worst)} times its bound" if math.isfinite(worst) else "not finite"
+                size = f"{times(worst)} its bound" if math.isfinite(worst) else "not finite"
                 meaning = NEAR if worst < FEW else "that is not rounding"
                 line += (
                     f"{out} of {len(judged)} {'is' if out == 1 else 'are'} out of bound, the worst {size}: {meaning}."
@@ -172,12 +205,12 @@ class Card:
         if first is None:
             return ""
         case, result = first
-        words = [f"python -m verify --kernel {plan.spec.text}", f"--cases {case.id} --dtype {result.dtype}"]
+        words = ["python -m verify --kernel", shlex.quote(plan.spec.text), f"--cases {case.id} --dtype {result.dtype}"]
         words += [f"--arrays {plan.spec.arrays}"] if plan.spec.arrays else []
         words += [f"--layout {plan.spec.layout}"] if plan.spec.layout else []
-        words += ["--backward"] if plan.spec.backward else []
+        words += ["--backward"] if case.backward else []
         words += ["--small"] if plan.facts.small else []
-        return " ".join([*words, f"--seed {result.seed} --dump DIR"])
+        return " ".join([*words, f"--seed {result.seed} --dump failing"])
 
     def to_dict(self) -> dict:
         """The card as data for JSON."""
@@ -190,10 +223,7 @@ class Card:
             "verdict": self.verdict,
             "headline": self.headline(),
             "call": self.call(),
-            "facts": {
-                name: getattr(facts, name)
-                for name in ("arrays", "layout", "executor", "device", "options", "small", "always_causal", "gradients")
-            },
+            "facts": {name: getattr(facts, name) for name in FACTS},
             "refused": {_key(word): reason for word, reason in facts.refused.items()},
             "factor": tolerance.FACTOR,
             "counts": self.counts,
@@ -233,6 +263,11 @@ def _anchor(result, name, m):
     }
 
 
+def times(ratio):
+    """An error over its bound as people say it."""
+    return f"{summary.shown(ratio)} times" if ratio < 1e9 else f"{ratio:.0e} times"
+
+
 def _times(ratio):
     """A factor as people say it."""
     return f"{ratio:.2g} times" if ratio < 1000 else f"{ratio:.0e} times"
@@ -240,6 +275,16 @@ def _times(ratio):
 
 def _rank(ratio):
     return ratio if math.isfinite(ratio) else -1.0
+
+
+def _simple(case):
+    """How much there is to understand about a case beside that it fails: least is first."""
+    return case.recipe != "normal" or case.layout != "contiguous", len(case.needs) + (case.scale is not None)
+
+
+def _telling(run):
+    """How little the place of an error says: least is first."""
+    return math.isinf(run.result.ratio), len(run.place.rows) < 16, _share(run)
 
 
 def _share(run):

@@ -21,6 +21,7 @@ svg .h0 { fill: var(--s0); } svg .h1 { fill: var(--s1); } svg .h2 { fill: var(--
 svg .h4 { fill: var(--s4); } svg .h5 { fill: var(--s5); } svg .x1 { fill: var(--bad); fill-opacity: .5; }
 svg .x2 { fill: var(--bad); fill-opacity: .75; } svg .x3 { fill: var(--bad); }
 """
+LETTER = 7.0  # at most, the mean width of a letter of the pictures' 12 px type
 LOW = 1e-9  # where an axis starts for errors of exactly 0
 
 
@@ -42,11 +43,9 @@ def place(found) -> str:
     tall, wide = len(found.map), len(found.map[0])
     dx, dy = max(6, min(28, 420 // wide)), max(4, min(16, 420 // tall))
     x0, y0, side = 40 + 30 * H + 70, 44, 26
-    left = x0 + max(wide * dx, 280) + 40  # of the profile, clear of the heading
-    out = [
-        _text(40, 20, "heads"),
-        _text(x0, 20, f"{found.output} of (batch, head) {found.worst}: rows down, columns across"),
-    ]
+    heading = f"{found.output} of (batch, head) {found.worst}: rows down, columns across"
+    left = x0 + max(wide * dx, LETTER * len(heading)) + 40  # of the profile, clear of the heading
+    out = [_text(40, 20, "heads"), _text(x0, 20, heading)]
     for b in range(B):
         out.append(_text(34, y0 + b * 30 + 17, f"b {b}", "quiet", "end"))
         out += [

@@ -7,7 +7,7 @@ from html import escape
 from verify.card import cases as card_cases
 from verify.card import draw as card_draw
 from verify.card import text as card_text
-from verify.card.card import Card
+from verify.card.card import FAIL, NO_GRADIENTS, NOTHING, Card
 from verify.html import legend, shade
 from verify.html_style import CSS, JS
 
@@ -63,7 +63,7 @@ def _card(card, made, start):
         (case.id, run.result.dtype): (start + k, run)
         for k, ((case, _), run) in enumerate(zip(card.plan.keys, card.runs, strict=True))
     }
-    look = {"fail": "fail", "nothing judged": "none"}.get(card.verdict, "")
+    look = {FAIL: "fail", NOTHING: "none", NO_GRADIENTS: "none"}.get(card.verdict, "")
     n = card.counts
     tiles = "".join(
         f'<div class="tile{" alarm" if name in ("fail", "error") and n[name] else ""}"><b>{n[name]}</b>{word}</div>'

@@ -1,5 +1,7 @@
 """A card for the terminal and as Markdown."""
 
+import math
+
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -7,11 +9,13 @@ from rich.text import Text
 
 from verify import summary
 from verify.card import pattern as card_pattern
-from verify.card.card import Card
+from verify.card.card import FAIL, NO_GRADIENTS, NOTHING, PASS, Card, times
 from verify.report import md_row as row
 
 HEAD = ("dtype", "passed", "failed", "skipped", "error / bound", "worst at")
-_STYLE = {"pass": "bold green", "fail": "bold red", "error": "bold red", "nothing judged": "bold yellow"}
+_STYLE = {PASS: "bold green", FAIL: "bold red", "error": "bold red"} | dict.fromkeys(
+    (NOTHING, NO_GRADIENTS), "bold yellow"
+)
 MOST = 8
 NO = "its signature has no "
 
@@ -41,13 +45,22 @@ def _why(result):
     """What is wrong with a run, in short: its outputs that are out of bound, and whatever else the judge says."""
     wrong = {name: m for name, m in result.outputs.items() if not m.ok}
     told = [
-        f"{name} up to {summary.shown(m.ratio)} times its bound in {m.share_out:.1%} of its elements, "
+        f"{name} {_how(m)} in {m.share_out:.1%} of its elements, "
         f"at {list(m.worst_index)} {m.got:.6g} for {m.wanted:.6g}"
         for name, m in wrong.items()
     ]
     # The judge's own line begins with the first output that is out.
     rest = result.reason.split(f"{next(iter(wrong))} of case")[0] if wrong else result.reason
     return "; ".join(filter(None, [rest.strip("; "), *told]))
+
+
+def _how(m):
+    """In what way an output is wrong."""
+    if math.isfinite(m.ratio):
+        return f"up to {times(m.ratio)} its bound"
+    if math.isnan(m.got):
+        return f"wrong, with {m.nan} NaN,"
+    return f"wrong, with {m.inf} inf," if math.isinf(m.got) else f"wrong, finite where {m.wanted:g} is right,"
 
 
 def skips(card: Card) -> list[str]:
@@ -62,7 +75,8 @@ def skips(card: Card) -> list[str]:
     if lacking:
         names = ", ".join(name for names, _ in lacking.values() for name in names)
         runs = sum(n for _, n in lacking.values())
-        out.insert(0, f"does not take {', '.join(lacking)}: {NO}{names} ({runs} runs)")
+        counted = "1 run" if runs == 1 else f"{runs} runs"
+        out.insert(0, f"does not take {', '.join(lacking)}: {NO}{names} ({counted})")
     return out
 
 

@@ -11,6 +11,7 @@ from verify.diagnose.diagnosis import NONE, diagnose
 from verify.foreign import probe as foreign_probe
 from verify.foreign import spec as foreign
 from verify.foreign.arrays import KINDS
+from verify.foreign.facts import usual
 from verify.misuse import Misuse, pick
 from verify.progress import bar
 from verify.registry import ALL
@@ -43,10 +44,10 @@ def run(args) -> int:
             console.print(line)
         return 0 if self_test.score(trials).passed else 1
     ours = args.kernel in ALL
-    subject, source = _ours(args) if ours else _foreign(args)
-    with subjects.apart(subject, source) as kernel, bar("diagnose") as update:
+    subject, source, notes = (*_ours(args), ()) if ours else _foreign(args)
+    with subjects.apart(subject, source) as kernel, bar(f"diagnose {subject.name}", log=True) as update:
         found = diagnose(kernel, progress=update)
-    for line in report.lines(found):
+    for line in report.lines(found, notes):
         console.print(line)
     return 0 if found.verdict == NONE else 1
 
@@ -67,12 +68,12 @@ def _ours(args):
 
 
 def _foreign(args):
-    """A stranger's kernel, after finding out what it takes."""
+    """A stranger's kernel, after finding out what it takes; how to reach it, and what else is worth saying of it."""
     if args.on is not None:
         raise Misuse("--on: where a kernel of one's own runs is its own choice; leave it out")
     spec = foreign.parse(args.kernel, args.arrays, args.layout, args.backward)
     dtypes = options.dtypes(args)
-    with bar(f"{spec.name}: what it takes") as update:
+    with bar(f"{spec.name}: what it takes", log=True) as update:
         facts = foreign_probe.probe(spec, list(DEFAULT.values()), dtypes, progress=update)
     if facts.failure:
         raise Misuse(f"--kernel {args.kernel}: {facts.failure}")
@@ -81,4 +82,13 @@ def _foreign(args):
     subject = subjects.foreign(spec, facts, [dtype for dtype in dtypes if dtype != "fp64"])
     if not subject.dtypes:
         raise Misuse(f"--dtype: {spec.name} takes none of {', '.join(dtypes)}")
-    return subject, ("foreign", spec, facts.layout)
+    return subject, ("foreign", spec, facts.layout), _notes(facts, dtypes)
+
+
+def _notes(facts, dtypes):
+    """What was found out before the first probe, and bears on what the probes can show."""
+    notes = [*facts.hints, *facts.died]
+    notes += [f"probes have head dim {facts.d}, as it does not take {usual(facts.small)}"] if facts.d else []
+    reasons = (facts.refused.get(("dtype", dtype)) for dtype in dtypes)
+    notes += [f"not looked at: {dtype} ({why})" for dtype, why in zip(dtypes, reasons, strict=True) if why]
+    return notes

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from verify import document, html, options, report, runner, summary
+from verify.cases import DEFAULT
 from verify.foreign import verb as foreign_verb
 from verify.misuse import Misuse
 from verify.progress import bar
@@ -15,7 +16,9 @@ from verify.registry import ALL, JUDGED
 def add_arguments(parser):
     """Declare the options."""
     options.add_kernels(parser)
-    parser.add_argument("--cases", "--case", metavar="NAMES", help="comma-separated; all default cases if left out")
+    parser.add_argument(
+        "--cases", "--case", metavar="NAMES", help="comma-separated; all default cases if left out; list prints them"
+    )
     options.add_dtype(parser)
     options.add_on(parser)
     parser.add_argument("--seed", type=_natural, help="of all cases, instead of their own")
@@ -30,6 +33,9 @@ def add_arguments(parser):
 
 def run(args) -> int:
     """Run, report, and return 0 if nothing failed."""
+    if args.cases == "list":
+        print("\n".join(f"{case.id:24}{case.about}" for case in DEFAULT.values()))
+        return 0
     foreign_verb.misused(args)
     to_json = None if args.json == "-" else options.writable("--json", args.json)
     to_html, to_md = options.writable("--html", args.html), options.writable("--md", args.md)

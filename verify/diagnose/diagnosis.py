@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from verify.diagnose.battery import battery
 from verify.diagnose.locate import Region, region
 from verify.diagnose.search import search
-from verify.diagnose.subject import Sample, Subject, sample
+from verify.diagnose.subject import Sample, Subject, blank, sample
 
 NONE, NAMED, UNKNOWN = "no fault found", "named", "none of the known bugs"
 
@@ -32,8 +32,8 @@ class Diagnosis:
     unsteady : bool
         Two runs on one probe differ in their bits.
     place : Region or None
-    tried : tuple of str
-        Storage types up to this one.
+    tried, left : tuple of str
+        Storage types up to this one, and those that were not looked at, as this one fails.
     """
 
     subject: str
@@ -46,6 +46,7 @@ class Diagnosis:
     unsteady: bool = False
     place: Region | None = None
     tried: tuple = ()
+    left: tuple = ()
 
     @property
     def names(self) -> list[str]:
@@ -72,8 +73,8 @@ def diagnose(subject: Subject, dtypes=None, *, locate=True, progress=lambda done
     progress : callable
         ``progress(done, total)`` after each run.
     """
-    found, tried = None, ()
-    for dtype in dtypes or subject.dtypes:
+    found, tried, dtypes = None, (), tuple(dtypes or subject.dtypes)
+    for dtype in dtypes:
         tried += (dtype,)
         probes = [
             p for p in battery(dtype, subject.small, subject.d, subject.whole, subject.square) if subject.takes(p)
@@ -86,7 +87,7 @@ def diagnose(subject: Subject, dtypes=None, *, locate=True, progress=lambda done
             for probe in (p for p in probes if (p.dO is not None) == passes):
                 samples.append(sample(subject, probe))
                 progress(len(samples), len(probes))
-        found = replace(_judged(subject, dtype, samples, locate), tried=tried)
+        found = replace(_judged(subject, dtype, samples, locate), tried=tried, left=dtypes[len(tried) :])
         if found.verdict != NONE:
             return found
     return found
@@ -101,7 +102,11 @@ def _judged(subject, dtype, samples, locate):
     told = [s for s in failing if not s.raised]
     unsteady = bool(told) and not detected and _differs(told[0], sample(subject, told[0].probe))
     relevant = [s for s in samples if (s.probe.dO is not None) == backward and not s.raised]
-    matches = [] if detected or unsteady else search(relevant, subject.small)
+    # Where nothing ever reaches the output, every fault that loses all keys or all columns explains it.
+    full = [s for s in relevant if "O" in s.probe.truth and s.probe.truth["O"].any()]
+    nothing = len(full) > 1 and all(blank(s) for s in full)
+    nameless = detected or unsteady or nothing
+    matches = [] if nameless else search(relevant, subject.small)
     named = detected or unsteady or matches
     place = region(subject, told[0].probe) if locate and told and not backward else None
     verdict = NAMED if named else UNKNOWN

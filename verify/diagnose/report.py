@@ -6,6 +6,7 @@ import numpy as np
 
 from verify.diagnose import self_test
 from verify.diagnose.diagnosis import NAMED, NONE, Diagnosis
+from verify.diagnose.hints import hints
 from verify.diagnose.planted import OUTSIDE
 
 MOST = 3
@@ -20,17 +21,26 @@ DETECTED = {
 }
 
 
-def lines(found: Diagnosis) -> list[str]:
-    """What to print of a diagnosis."""
+def lines(found: Diagnosis, notes=()) -> list[str]:
+    """What to print of a diagnosis.
+
+    Parameters
+    ----------
+    found : Diagnosis
+    notes : sequence of str
+        What was learnt of the kernel before, one line each.
+    """
     failing, total = found.failing, len(found.samples)
     out = []
     if found.verdict == NONE:
-        return [f"{found.subject}: {NONE} ({total} probes are right in {', '.join(found.tried)})"]
+        said = f"{found.subject}: {NONE} ({total} probes are right in {', '.join(found.tried)})"
+        return [said, *(f"  {note}" for note in notes)]
     names = ", ".join(s.probe.id for s in failing[:8]) + (", ..." if len(failing) > 8 else "")
     what = "backward pass" if found.backward else "forward pass"
     out.append(f"{found.subject}: {len(failing)} of {total} probes fail in {found.dtype}, {what}: {names}")
     raised = Counter(s.raised for s in failing if s.raised)
     out += [f"  raised on {n}: {line}" for line, n in raised.most_common(MOST)]
+    out += [f"  {hint}" for hint in hints(found)]
     if found.verdict != NAMED:
         out.append(f"  {found.verdict}")
     event = found.names[0] if found.names and found.names[0] in DETECTED else None
@@ -47,7 +57,9 @@ def lines(found: Diagnosis) -> list[str]:
         out.append(f"  first wrong element: {element}")
     if found.place:
         out.append(f"  first wrong weights: {found.place}")
-    return out
+    if found.left:
+        out.append(f"  not looked at, as {found.dtype} fails: {', '.join(found.left)}")
+    return out + [f"  {note}" for note in notes]
 
 
 def _first_wrong(failing):

@@ -104,6 +104,14 @@ def sample(subject: Subject, probe: Probe) -> Sample:
         return Sample(probe, {}, f"{type(error).__name__}: {error}".splitlines()[0], type(error).__name__)
 
 
+def blank(sample: Sample) -> bool:
+    """Whether O is 0 all over where it should not be, and no right lse shows that the scores were computed."""
+    O = sample.outputs.get("O")
+    if O is None or O.any() or not sample.off["O"].any():
+        return False
+    return "lse" not in sample.outputs or bool(sample.off["lse"].any())
+
+
 def near(got, wanted, tolerance):
     """Which elements agree: within the tolerance, or both infinite alike, or both NaN."""
     with np.errstate(all="ignore"):

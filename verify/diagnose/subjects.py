@@ -11,6 +11,7 @@ from verify.case import SMALL_THREADS, SMALL_TILE
 from verify.diagnose.probe import Probe
 from verify.diagnose.subject import Subject
 from verify.foreign.call import call
+from verify.foreign.facts import usual
 from verify.foreign.signature import NEEDS, backward_signature, signature
 from verify.foreign.spec import Loaded, Spec, load
 from verify.registry import ALL
@@ -21,7 +22,6 @@ ALWAYS = frozenset({"scale", "cross", "causal_cross", "bottom_right", "no_keys",
 OURS = ALWAYS | {"nan"}
 # What a stranger's signature, or a small call, has to say first.
 SIGNED = frozenset(NEEDS) | {"gqa", "strides", "top_left", "backward"}
-HEAD_DIMS = (64, 32, 128)  # the first that a stranger's kernel does not refuse
 LIMIT = 120.0  # seconds for a probe
 WHOLE = 128  # multiples of this suit every tile in use
 
@@ -161,7 +161,7 @@ def foreign(spec: Spec, facts, dtypes) -> Subject:
         lambda probe: foreign_outputs(load(spec), probe, facts.layout),
         frozenset(words),
         taken,
-        None if facts.small else next(d for d in HEAD_DIMS if (d, d) not in dims or d == HEAD_DIMS[-1]),
+        facts.d or (None if facts.small else usual(small=False)),
         facts.small,
         WHOLE if "ragged" in refused else 1,
         "cross" in refused,

@@ -158,9 +158,8 @@ def _autograd(loaded, inputs, options, dO, arrays):
     returned = _attend(loaded, leaves, options)
     O = returned[0] if isinstance(returned, tuple | list) else returned
     if not getattr(O, "requires_grad", False):
-        raise Malformed(
-            "O does not require gradients: the kernel is no autograd function and has no backward beside it"
-        )
+        beside = f"{getattr(loaded.fn, '__name__', 'attn')}_backward(q, k, v, do, ...) beside it"
+        raise Malformed(f"O does not require gradients: the kernel is no autograd function, and has no {beside}")
     return returned, torch.autograd.grad(O, leaves, dO)
 
 
@@ -200,7 +199,7 @@ def read(returned, problem, layout, arrays):
     parts, s, notes = list(returned) if several else [returned], problem.shape, []
     if not parts:
         raise Malformed("returned nothing, expected O or (O, lse)")
-    outputs = {"O": _output("O", parts[0], (s.B, s.Hq, s.Nq, s.dv), problem.Q.dtype, layout, arrays)}
+    outputs = {"O": _output("O", parts[0], (s.B, s.Hq, s.Nq, s.dv), problem.Q.dtype, layout, arrays, s.d)}
     if len(parts) > 1 and parts[1] is not None:
         lse = _array("lse", parts[1], arrays)
         if lse.shape != (s.B, s.Hq, s.Nq):
@@ -226,7 +225,7 @@ def read_gradients(returned, problem, layout, arrays) -> dict:
         raise Malformed(f"what the backward function returned is {_kind(returned)}, expected (dq, dk, dv)")
     wanted = (problem.Q, problem.K, problem.V)
     outputs = {
-        name: _output(name, x, like.shape, like.dtype, layout, arrays)
+        name: _output(name, x, like.shape, like.dtype, layout, arrays, problem.shape.d)
         for name, x, like in zip(("dQ", "dK", "dV"), returned, wanted, strict=False)
     }
     if "bias" in problem.options and len(returned) > 3 and returned[3] is not None:
@@ -234,17 +233,30 @@ def read_gradients(returned, problem, layout, arrays) -> dict:
     return outputs
 
 
-def _output(name, x, shape, dtype, layout, arrays):
+def _output(name, x, shape, dtype, layout, arrays, d_q):
     """One output in (batch, heads, length, dim), its shape and element type looked at in the kernel's own layout."""
     x = _array(name, x, arrays)
     B, H, N, d = shape
     own = shape if layout == "bhsd" else (B, N, H, d)
     if x.shape != tuple(own):
         words = "" if layout == "bhsd" else " (B, N, H, d)"
-        raise Malformed(f"{name} has shape {x.shape}, expected{words} {tuple(own)}")
+        told = f" ({hint})" if (hint := _shape_hint(x.shape, tuple(own), layout, d_q)) else ""
+        raise Malformed(f"{name} has shape {x.shape}, expected{words} {tuple(own)}{told}")
     if x.dtype != dtype:
         raise Malformed(f"{name} has dtype {x.dtype}, expected {dtype}")
     return _bhsd(x, layout)
+
+
+def _shape_hint(got, wanted, layout, d_q):
+    """What a wrong shape of an output may come from; empty if nothing is likely."""
+    if len(got) != 4:
+        return ""
+    if (got[0], got[2], got[1], got[3]) == wanted:
+        return f"it looks transposed: inputs are in layout {layout}, and so must the output be"
+    if got == (*wanted[:3], d_q):
+        told = "raise NotImplementedError where its head dim is not that of Q, or say 'wide_v': False in CAPABILITIES"
+        return f"V has head dim {wanted[3]}; if the kernel is not for that, {told}"
+    return ""
 
 
 def _array(name, x, arrays):

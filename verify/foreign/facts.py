@@ -1,6 +1,6 @@
 """What is known of a stranger's kernel before it is judged, and what a case asks of one."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,12 @@ class Facts:
         It masks without being told to.
     gradients : str
         Where they come from; empty if there are none.
+    d : int
+        Head dim at which cases of the usual one are run, as `fitted` has it; 0 leaves them as they are. why_d says why.
+    hints : tuple of str
+        What a probe showed that belongs beside the verdict, as the runs cannot show it.
+    died : tuple of str
+        Probes that never answered, or ended the process: a fault, whatever the runs say.
     failure : str
         Why nothing can be judged; empty if something can.
     """
@@ -42,6 +48,10 @@ class Facts:
     says: dict = field(default_factory=dict)
     lse: bool = False
     notes: tuple = ()
+    d: int = 0
+    why_d: str = ""
+    hints: tuple = ()
+    died: tuple = ()
     failure: str = ""
 
     def refuses(self, case, dtype) -> str | None:
@@ -55,6 +65,27 @@ class Facts:
         return None
 
 
+def usual(small) -> int:
+    """The head dim of cases that are not about head dims."""
+    return 8 if small else 64
+
+
+def fitted(case, d, small):
+    """A case of the usual head dim at another, in the shape that is run; any other case as it is.
+
+    Parameters
+    ----------
+    case : Case
+    d : int
+        0 leaves it as it is.
+    small : bool
+    """
+    s = case.shape(small)
+    if not d or s.d != usual(small):
+        return case
+    return replace(case, **{"small" if small else "full": s._replace(d=d, dv=s.dv * d // s.d)})
+
+
 def words(case, small) -> set[str]:
     """What a case asks of a kernel, in the words of `foreign.WORDS`."""
     s, tile = case.shape(small), 16 if small else 64
@@ -66,6 +97,7 @@ def words(case, small) -> set[str]:
         "unaligned": case.layout == "offset",
         "ragged": any(n % tile for n in (s.Nq, s.Nk)),
         "cross": cross,
+        "wide_v": s.d != s.dv,
         "causal_cross": cross and case.causal,
         "no_keys": s.Nk == 0,
         "bottom_right": aligned and case.align == "bottom_right",

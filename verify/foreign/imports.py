@@ -37,9 +37,33 @@ def simulate_without_gpu(path):
             os.environ[switch] = "1"
 
 
+def unsimulated(error) -> str:
+    """What to set for a simulator, if an exception says that no GPU is there; else empty."""
+    signs = {"numba": type(error).__name__ == "CudaSupportError", "triton": "active drivers" in str(error)}
+    package = next((package for package, shown in signs.items() if shown and not gpu_answers()), None)
+    if package is None:
+        return ""
+    return f"no GPU: set {SIMULATORS[package]}=1 before {package} is first imported, as in conftest.py, to simulate one"
+
+
 def simulated() -> bool:
     """Whether this process runs GPU code in a simulator."""
     return any(package in sys.modules and os.environ.get(switch) == "1" for package, switch in SIMULATORS.items())
+
+
+@cache
+def bf16_excuse() -> str:
+    """Why nothing can be said of bf16 here; empty where Triton is not simulated, or multiplies bf16 tiles rightly."""
+    if "triton" not in sys.modules or os.environ.get(SIMULATORS["triton"]) != "1":
+        return ""
+    try:
+        from verify.foreign.triton_bf16 import error
+
+        far = error()
+    except Exception:  # whatever is wrong with Triton here, the kernel's own calls will say it
+        return ""
+    told = f"Triton's interpreter multiplies bf16 tiles wrongly here (a tl.dot of ones is off by {far:.0e})"
+    return "" if far < 0.1 else f"{told}, and so does this kernel in it: judge bf16 on a GPU"
 
 
 @cache

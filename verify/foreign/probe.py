@@ -5,19 +5,17 @@ from dataclasses import replace
 import numpy as np
 
 from refimpl import oracle
-from verify.case import Case, Shape
+from verify.case import Case
 from verify.foreign.call import Malformed, call
-from verify.foreign.facts import Facts, words
-from verify.foreign.imports import simulated
+from verify.foreign.facts import Facts, fitted, usual, words
+from verify.foreign.imports import bf16_excuse, simulated
+from verify.foreign.probe_cases import FURTHER_DIMS, PROBES, base, largest
 from verify.foreign.refusal import fatal, one_line, refusal
 from verify.foreign.signature import NAMES, NEEDS
 from verify.foreign.spec import WORDS, Spec, load
-from verify.option_recipes import OPTION_RECIPES
 from verify.worker import Worker, WorkerDied
 
-PATIENCE = 60.0  # seconds for a probe, if the limit of a run is not less
 CLOSE = 0.05  # of max|V|: far above rounding, far below what another convention gives
-PROBE = "probe"
 
 
 def probe(spec: Spec, cases, dtypes, *, small=None, limit=120.0, progress=lambda done, total: None) -> Facts:
@@ -35,56 +33,7 @@ def probe(spec: Spec, cases, dtypes, *, small=None, limit=120.0, progress=lambda
         Seconds of one run.
     """
     with Worker() as worker:
-        return _Prober(spec, worker, min(limit, PATIENCE), progress).facts(cases, dtypes, small, limit)
-
-
-def describe(spec: Spec) -> dict:
-    """What the file says by itself. Runs in the worker."""
-    from verify.foreign.arrays import open_arrays
-
-    loaded = load(spec)
-    arrays = open_arrays(loaded.arrays)
-    gradients = getattr(loaded.backward, "__name__", "") or {"torch": "autograd", "jax": "jax.vjp"}.get(
-        loaded.arrays, ""
-    )
-    return {
-        "arrays": loaded.arrays,
-        "why_arrays": loaded.why_arrays,
-        "says": loaded.says,
-        "options": tuple(name for meaning, name in loaded.parameters.items() if meaning in NAMES),
-        "meanings": frozenset(loaded.parameters),
-        "gradients": gradients if spec.backward else "",
-        "executor": "simulated" if simulated() else arrays.executor,
-        "device": arrays.device,
-        "strided": arrays.strided,
-    }
-
-
-def attempt(spec: Spec, layout: str, case: Case, dtype: str, small: bool) -> dict:
-    """One small call. Runs in the worker; what the kernel raises is part of the answer.
-
-    Returns
-    -------
-    dict
-        seconds, lse, notes and agrees (names of conventions whose truth O is near); or error, and whether it was
-        raised, and raised as a refusal.
-    """
-    problem = case.build(dtype, small)
-    try:
-        answer = call(load(spec), problem, layout)
-    except Malformed as error:
-        return {"error": str(error), "refused": False}
-    except Exception as error:
-        return {"error": one_line(error), "refused": refusal(error), "raised": not fatal(error)}
-    agrees = []
-    for causal in (False, True):
-        for align in ("bottom_right", "top_left"):
-            options = problem.options | {"causal": causal, "align": align}
-            truth, _ = oracle.attention(problem.Q, problem.K, problem.V, **options)
-            far = np.abs(answer.outputs["O"].astype(np.float64) - truth).max(initial=0)
-            if far <= CLOSE * np.abs(problem.V.astype(np.float64)).max(initial=0):
-                agrees.append(f"causal {align}" if causal else "plain")
-    return {"seconds": answer.seconds, "lse": "lse" in answer.outputs, "notes": answer.notes, "agrees": agrees}
+        return _Prober(spec, worker, limit, progress).facts(cases, dtypes, small, limit)
 
 
 class _Prober:
@@ -92,33 +41,71 @@ class _Prober:
 
     def __init__(self, spec, worker, patience, progress):
         self._spec, self._worker, self._patience, self._progress = spec, worker, patience, progress
-        self._layout, self._small, self._dtype = spec.layout or "bhsd", False, "fp32"
+        self._layout, self._small, self._dtype, self._d = spec.layout or "bhsd", False, "fp32", 0
+        self._hints, self._died, self._bf16 = [], [], ""
 
     def facts(self, cases, dtypes, small, limit):
         try:
-            found = self._worker.call("verify.foreign.probe:describe", self._spec, limit=self._patience)
+            found = self._worker.call("verify.foreign.attempt:describe", self._spec, limit=self._patience)
         except (WorkerDied, RuntimeError) as error:
             return Facts(failure=str(error))
-        meanings, strided = found.pop("meanings"), found.pop("strided")
+        meanings, strided, self._bf16 = (found.pop(name) for name in ("meanings", "strided", "bf16"))
         facts = Facts(**found)
         says = facts.says
         self._small = facts.executor == "simulated" if small is None else small
         why = ""
         if small is None and self._small:
             why = "no GPU: a simulator stands in, a thread or a block at a time"
-        first, refused, placed = self._placed(dtypes, says)
-        if "error" in first:
-            return replace(facts, small=self._small, failure=f"in a first call, {self._said()}: {first['error']}")
-        facts = replace(facts, layout=self._layout, why_layout=placed)
-        if small is None and not self._small:
-            slow = first["seconds"] * _largest(cases, _base(False))
+        first, refused, placed, why_d = self._fitted(dtypes, says)
+        if "error" not in first and small is None and not self._small:
+            slow = first["seconds"] * largest(cases, self._base())
             if slow > limit / 2:
                 self._small, why = True, f"at the full shapes a call would take about {slow:.0f} s"
-        facts = replace(facts, small=self._small, why_small=why, lse=first["lse"], notes=tuple(first["notes"]))
+                first, refused, placed, why_d = self._fitted(dtypes, says)
+        if "error" in first:
+            told = "; ".join([f"in a first call, {self._said()}: {first['error']}", *self._hints])
+            return replace(facts, small=self._small, failure=told)
+        cases = [fitted(case, self._d, self._small) for case in cases]
         refused |= self._types(dtypes, says, refused)
         always = "causal" not in meanings and first["agrees"] and "plain" not in first["agrees"]
         refused |= self._words(cases, says, meanings, strided, facts.gradients, always)
-        return replace(facts, refused=refused, always_causal=bool(always))
+        facts = replace(facts, layout=self._layout, why_layout=placed, d=self._d, why_d=why_d, refused=refused)
+        facts = replace(facts, small=self._small, why_small=why, lse=first["lse"], notes=tuple(first["notes"]))
+        return replace(
+            facts, always_causal=bool(always), hints=tuple(self._hints), died=tuple(dict.fromkeys(self._died))
+        )
+
+    def _fitted(self, dtypes, says):
+        """(first answer, types refused, who said the layout, why its head dim is not the usual one)."""
+        said = sorted(says.get("head_dims", ()), key=lambda d: abs(d - usual(self._small)))
+        dims = said or [usual(self._small), *(d for d in FURTHER_DIMS if d != usual(self._small))]
+        tried = {}
+        for d in dims:
+            self._d = 0 if d == usual(self._small) else d
+            first, refused, placed = tried[d] = self._placed(dtypes, says)
+            if not first.get("raised"):  # it works, or is wrong in a way that another head dim does not mend
+                why = "said by CAPABILITIES" if said else f"probed: {tried[dims[0]][0].get('error')}"
+                return first, refused, placed, why if self._d else ""
+        self._d = 0 if dims[0] == usual(self._small) else dims[0]
+        return *tried[dims[0]], ""
+
+    def _placed(self, dtypes, says):
+        """(first answer, types refused, who said the layout): as asked, as said, or as the output is attention."""
+        self._layout = asked = self._spec.layout or says.get("layout") or "bhsd"
+        self._hints, self._died = [], []
+        first, refused = self._first(dtypes, says)
+        dtype = self._dtype
+        who = "asked for" if self._spec.layout else "said by CAPABILITIES" if "layout" in says else ""
+        if not first.get("agrees") and not first.get("died"):
+            self._layout = "bshd" if asked == "bhsd" else "bhsd"
+            other, others = self._first(dtypes, says)
+            if other.get("agrees") and not who:
+                return other, others, "probed: only so its output is attention"
+            if other.get("agrees"):
+                self._hints.append(f"its output is attention in layout {self._layout}, though {asked} was {who}")
+            self._layout, self._dtype = asked, dtype
+        self._died = []  # in the wrong layout anything may happen
+        return first, refused, who or "the default"
 
     def _first(self, dtypes, says):
         """(the answer in the first type that works, types that were refused on the way)."""
@@ -127,31 +114,26 @@ class _Prober:
             if "dtypes" in says and dtype not in says["dtypes"]:
                 refused["dtype", dtype] = f"stores {', '.join(says['dtypes'])}, not {dtype} (said by CAPABILITIES)"
                 continue
-            first = self._try(_base(self._small), dtype)
-            if "error" not in first:
+            first = self._try(self._base(), dtype)
+            if "error" not in first and not self._excused(dtype, first):
                 self._dtype = dtype
                 # The first call compiles; the second says how long one takes.
-                again = self._try(_base(self._small), dtype)
-                return first | {"seconds": again.get("seconds", first["seconds"])}, refused
+                again = self._try(self._base(), dtype)
+                if "error" in again:
+                    return {"error": f"at the same call a second time: {again['error']}", "died": True}, refused
+                return first | {"seconds": again["seconds"]}, refused
+            if "error" not in first:
+                refused["dtype", dtype] = self._bf16
+                continue
             failed = failed if "raised" in failed else first
             if not first.get("raised"):
                 break
             refused["dtype", dtype] = f"does not take {dtype} (probed: {first['error']})"
         return failed, refused
 
-    def _placed(self, dtypes, says):
-        """(first answer, types refused, who said the layout): as asked, as said, or as the output is attention."""
-        self._layout = self._spec.layout or says.get("layout") or "bhsd"
-        first, refused = self._first(dtypes, says)
-        if self._spec.layout or "layout" in says:
-            return first, refused, "asked for" if self._spec.layout else "said by CAPABILITIES"
-        if not first.get("agrees") and not first.get("died"):
-            self._layout = "bshd"
-            other, others = self._first(dtypes, says)
-            if other.get("agrees"):
-                return other, others, "probed: only so its output is attention"
-            self._layout = "bhsd"
-        return first, refused, "the default"
+    def _excused(self, dtype, told):
+        """Whether an output that is no attention is the simulator's doing."""
+        return dtype == "bf16" and self._bf16 and not told["agrees"]
 
     def _types(self, dtypes, says, known):
         """Storage types that it refuses, beside those that are known."""
@@ -159,12 +141,15 @@ class _Prober:
         for dtype in dtypes:
             if dtype == self._dtype or ("dtype", dtype) in known:
                 continue
-            if "dtypes" in says:
-                if dtype not in says["dtypes"]:
-                    refused["dtype", dtype] = f"stores {', '.join(says['dtypes'])}, not {dtype} (said by CAPABILITIES)"
+            if "dtypes" in says and dtype not in says["dtypes"]:
+                refused["dtype", dtype] = f"stores {', '.join(says['dtypes'])}, not {dtype} (said by CAPABILITIES)"
                 continue
-            told = self._try(_base(self._small), dtype)
-            if told.get("raised"):
+            if "dtypes" in says and not (dtype == "bf16" and self._bf16):
+                continue
+            told = self._try(self._base(), dtype)
+            if "error" not in told and self._excused(dtype, told):
+                refused["dtype", dtype] = self._bf16
+            elif told.get("raised") and "dtypes" not in says:
                 refused["dtype", dtype] = f"does not take {dtype} (probed: {told['error']})"
         return refused
 
@@ -185,9 +170,8 @@ class _Prober:
                 odd = [n for n in (d, dv) if n not in says["head_dims"]]
                 told = f"does not take head dim {odd[0]} (said by CAPABILITIES)" if odd else None
             else:
-                told = self._refusal(
-                    f"head dim {d}" + (f" with {dv} for V" if dv != d else ""), _base(self._small, d=d, dv=dv)
-                )
+                what = f"head dim {d}" + (f" with {dv} for V" if dv != d else "")
+                told = self._refusal(what, self._base(d, dv))
             if told:
                 refused["head dim", d, dv] = told
             self._progress(done, total)
@@ -203,13 +187,13 @@ class _Prober:
             return f"is not asked for {WORDS[word]}"
         if word == "backward" and not gradients:
             return "no backward function beside it, and no autograd"
-        if word not in _PROBES:  # alignment is found out apart, and NaN by the run itself
+        if word not in PROBES:  # alignment is found out apart, and NaN by the run itself
             return None
         missing = [NAMES[meaning][0] for meaning in NEEDS.get(word, ()) if meaning not in meanings]
         if missing and not (word == "causal" and always):
             return f"does not take {WORDS[word]}: its signature has no {' and no '.join(missing)}"
         # An option that the signature names is promised: then only a refusal on purpose is one.
-        return self._refusal(WORDS[word], _PROBES[word](_base(self._small)), promised=word in NEEDS)
+        return self._refusal(WORDS[word], PROBES[word](self._base()), promised=word in NEEDS)
 
     def _refusal(self, what, case, promised=False):
         """Why a probe shows that it does not take something, or None."""
@@ -222,61 +206,29 @@ class _Prober:
         for mine, other in (("top_left", "bottom_right"), ("bottom_right", "top_left")):
             if says.get(mine):
                 return {other: f"aligns {mine.replace('_', ' ')} (said by CAPABILITIES)"}
-        agrees = self._try(_PROBES["causal_cross"](_base(self._small)), self._dtype).get("agrees", ())
+        agrees = self._try(PROBES["causal_cross"](self._base()), self._dtype).get("agrees", ())
         if "causal top_left" in agrees:
+            if not self._spec.adapter:  # what others ship aligns as they say
+                self._hints.append("causal is aligned top left (probed); if you meant bottom right, this is your bug")
             return {"bottom_right": "aligns causal top left (probed, at fewer queries than keys)"}
         return {"top_left": "takes no alignment, and is judged as bottom right"}
 
     def _try(self, case, dtype):
         """One attempt in the worker; a death or a hang is an error that is no refusal."""
         try:
-            call = ("verify.foreign.probe:attempt", self._spec, self._layout, case, dtype, self._small)
+            call = ("verify.foreign.attempt:attempt", self._spec, self._layout, case, dtype, self._small)
             return self._worker.call(*call, limit=self._patience)
         except (WorkerDied, RuntimeError) as error:
+            self._died.append(f"in a probe, {self._said(case, dtype)}: {error}")
             return {"error": str(error), "refused": False, "died": True}
 
-    def _said(self):
-        s = _base(self._small).shape(self._small)
-        return f"B = {s.B}, H = {s.Hq}, N = {s.Nq}, d = {s.d}, {self._dtype}"
+    def _base(self, d=0, dv=0):
+        """The friendliest case, of a head dim that it takes."""
+        return base(self._small, d or self._d, dv)
 
-
-def _base(small, d=None, dv=None):
-    """The friendliest case: whole tiles, several batch entries and heads, no options."""
-    N, usual = (32, 8) if small else (128, 64)
-    shape = Shape(2, 2, 2, N, N, d or usual, dv or d or usual)
-    return Case(PROBE, "", PROBE, shape, shape)
-
-
-def _sized(case, **changes):
-    shape = case.full._replace(**changes)
-    return replace(case, full=shape, small=shape)
-
-
-def _with_option(word):
-    """A case with the first recipe that needs this word alone."""
-    name = next((name for name, recipe in OPTION_RECIPES.items() if recipe.needs == {word}), None)
-    return lambda case: replace(case, having=(name,))
-
-
-_PROBES = {
-    "causal": lambda case: replace(case, causal=True),
-    "causal_cross": lambda case: replace(_sized(case, Nq=case.full.Nq // 2), causal=True),
-    "cross": lambda case: _sized(case, Nq=case.full.Nq // 2),
-    "gqa": lambda case: _sized(case, Hq=4),
-    "ragged": lambda case: _sized(case, Nq=case.full.Nq - 15, Nk=case.full.Nk - 15),
-    "no_keys": lambda case: _sized(case, Nk=0),
-    "strides": lambda case: replace(case, layout="fused"),
-    "unaligned": lambda case: replace(case, layout="offset"),
-    "scale": lambda case: replace(case, scale=0.3),
-    "backward": lambda case: replace(case, backward=True),
-    **{word: _with_option(word) for word in ("window", "softcap", "alibi", "mask", "bias", "lengths", "dropout")},
-}
-
-
-def _largest(cases, base):
-    """How much more the largest case computes than a base call."""
-
-    def work(s):
-        return s.B * s.Hq * s.Nq * s.Nk * (s.d + s.dv)
-
-    return max((work(case.full) for case in cases), default=0) / work(base.full)
+    def _said(self, case=None, dtype=None):
+        """A call in a few words."""
+        s = (case or self._base()).shape(self._small)
+        N = f"N = {s.Nq}" if s.Nq == s.Nk else f"N = {s.Nq} and {s.Nk}"
+        having = (*["causal"] * case.causal, *case.having) if case else ()
+        return ", ".join([f"B = {s.B}, H = {s.Hq}, {N}, d = {s.d}, {dtype or self._dtype}", *having])

@@ -19,7 +19,7 @@ from verify.result import Result
 
 HIDES_NAN = ("nan_hidden", "nan_seen")
 # Words of a case that are not options, and so are nothing to refuse together.
-NO_OPTIONS = {"cross", "ragged", "bottom_right", "top_left", "causal_cross", *HIDES_NAN}
+NO_OPTIONS = {"cross", "ragged", "wide_v", "bottom_right", "top_left", "causal_cross", *HIDES_NAN}
 
 
 @dataclass(frozen=True)
@@ -161,6 +161,8 @@ def _explained(result, problem, recipe, answer, known, facts, judged):
         told = f"lets NaN through that should stay hidden, as 0 x NaN is NaN; say {recipe!r}: True to be judged on it"
         return replace(result, verdict="skip", reason=told, outputs={})
     told = ""
+    if all(m.ok for m in result.outputs.values()):  # inputs were written to: no word of CAPABILITIES excuses that
+        return result
     if problem.layout != "contiguous":
         told = "its inputs are views; if it is for contiguous arrays, refuse others or say 'strides': False"
     elif (problem.options.get("scale") or 0) < 0:

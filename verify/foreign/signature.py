@@ -58,7 +58,8 @@ def signature(fn, everything=False):
     inputs = {INPUTS[p.name.lower()]: p.name for p in named if p.name.lower() in INPUTS}
     if len(inputs) < 3:
         if len(named) < 3 and inspect.Parameter.VAR_POSITIONAL not in kinds:
-            raise ValueError(f"{label} takes {len(named)} arguments, expected q, k, v and options")
+            takes = "1 argument" if len(named) == 1 else f"{len(named)} arguments"
+            raise ValueError(f"{label} takes {takes}, expected q, k, v and options")
         inputs, named = {}, named[3:]  # then the first three are what they are
     parameters, needed = dict(inputs), set()
     for p in named:

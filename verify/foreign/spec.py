@@ -28,8 +28,14 @@ WORDS = OPTIONS | {
     "cross": "numbers of queries and keys that differ",
     "causal_cross": "causal masking where the numbers of queries and keys differ",
     "no_keys": "no keys at all",
+    "wide_v": "a head dim of V that is not that of Q and K",
 }
-SAYS = ("arrays", "layout", "dtypes", "head_dims")
+SAYS = {
+    "arrays": "what kind of arrays it takes, as --arrays",
+    "layout": "their layout, as --layout",
+    "dtypes": "a list of the storage types that it takes",
+    "head_dims": "a list of the head dims that it takes",
+}
 
 
 @dataclass(frozen=True)
@@ -182,9 +188,17 @@ def _checked(says):
         for item in (value if key == "dtypes" else [value]) if allowed else ():
             if item not in allowed:
                 raise ValueError(f"CAPABILITIES[{key!r}]: there is no {item!r}; {suggest(str(item), allowed)}")
+        if key == "head_dims" and not _whole(value):
+            raise ValueError(f"CAPABILITIES['head_dims']: expected a list of positive integers, got {value!r}")
         if key in WORDS and not isinstance(value, bool):
             raise ValueError(f"CAPABILITIES[{key!r}]: expected True or False, got {value!r}")
     return says
+
+
+def _whole(value):
+    """Whether it is a collection of positive integers."""
+    some = isinstance(value, list | tuple | set | range) and len(value)
+    return bool(some) and all(type(d) is int and d > 0 for d in value)
 
 
 def _arrays(spec, says):
