@@ -6,6 +6,7 @@ from importlib import import_module
 from verify.cases import DEFAULT
 from verify.foreign import probe as foreign_probe
 from verify.foreign import run as foreign_run
+from verify.foreign.refusal import one_line
 from verify.foreign.spec import Spec
 
 RIGHT = """
@@ -63,4 +64,4 @@ class Here:
         try:
             return getattr(import_module(module), name)(*args)
         except Exception as error:
-            raise RuntimeError(foreign_probe.one_line(error)) from error
+            raise RuntimeError(one_line(error)) from error

@@ -11,9 +11,10 @@ from helpers_foreign import Here, probe, run, writer
 from refimpl import oracle
 from verify import assert_attention_close, check, progress
 from verify.__main__ import main
-from verify.card.card import FAIL, build
+from verify.card.card import build
+from verify.card.verdict import FAIL
 from verify.cases import DEFAULT
-from verify.foreign import imports
+from verify.foreign import attempt, imports
 from verify.foreign import probe as foreign_probe
 from verify.foreign import run as foreign_run
 from verify.foreign.facts import fitted
@@ -75,12 +76,12 @@ def test_head_dims_that_are_none_are_said(kernel, here):
 
 def test_bf16_is_excused_only_where_the_simulator_is_wrong_in_it(kernel, here, monkeypatch):
     wrong = "def attn(q, k, v): return plain(q, k, v)[0] * (2 if q.dtype.itemsize == 2 else 1)"
-    monkeypatch.setattr(foreign_probe, "bf16_excuse", lambda: "so")
+    monkeypatch.setattr(attempt, "bf16_excuse", lambda: "so")
     facts = probe(kernel(wrong.replace("itemsize == 2", "name == 'bfloat16'")), dtypes=("fp32", "fp16", "bf16"))
     assert facts.refused[("dtype", "bf16")] == "so" and ("dtype", "fp16") not in facts.refused
     assert "takes none of bf16" in probe(kernel(wrong), dtypes=("bf16",)).failure
     assert ("dtype", "bf16") not in probe(kernel("attn = plain"), dtypes=("fp32", "bf16")).refused
-    monkeypatch.setattr(foreign_probe, "bf16_excuse", lambda: "")
+    monkeypatch.setattr(attempt, "bf16_excuse", lambda: "")
     assert ("dtype", "bf16") not in probe(kernel(wrong), dtypes=("fp32", "bf16")).refused
 
 

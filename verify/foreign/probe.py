@@ -2,20 +2,11 @@
 
 from dataclasses import replace
 
-import numpy as np
-
-from refimpl import oracle
-from verify.case import Case
-from verify.foreign.call import Malformed, call
 from verify.foreign.facts import Facts, fitted, usual, words
-from verify.foreign.imports import bf16_excuse, simulated
 from verify.foreign.probe_cases import FURTHER_DIMS, PROBES, base, largest
-from verify.foreign.refusal import fatal, one_line, refusal
 from verify.foreign.signature import NAMES, NEEDS
-from verify.foreign.spec import WORDS, Spec, load
+from verify.foreign.spec import WORDS, Spec
 from verify.worker import Worker, WorkerDied
-
-CLOSE = 0.05  # of max|V|: far above rounding, far below what another convention gives
 
 
 def probe(spec: Spec, cases, dtypes, *, small=None, limit=120.0, progress=lambda done, total: None) -> Facts:

@@ -9,6 +9,7 @@ from verify.card import card
 from verify.card import cases as card_cases
 from verify.card import html as card_html
 from verify.card import text as card_text
+from verify.card.verdict import FAIL, NO_GRADIENTS, NOTHING
 from verify.cases import DEFAULT
 from verify.foreign import facts as foreign_facts
 from verify.foreign import probe as foreign_probe
@@ -104,9 +105,9 @@ def run(args, to_json, to_html, to_md) -> int:
     if to_md:
         to_md.write_text("\n".join(map(card_text.markdown, cards)), encoding="utf-8")
     verdicts = {made.verdict for made in cards}
-    if verdicts == {card.NOTHING} and not cards[0].plan.facts.failure:
+    if verdicts == {NOTHING} and not cards[0].plan.facts.failure:
         raise Misuse(f"--cases, --dtype: every run was skipped ({cards[0].results[0].reason})")
-    return 1 if card.FAIL in verdicts else 2 if verdicts & {card.NOTHING, card.NO_GRADIENTS} else 0
+    return 1 if FAIL in verdicts else 2 if verdicts & {NOTHING, NO_GRADIENTS} else 0
 
 
 def judge(spec, cases, dtypes, args, drawn) -> card.Card:
