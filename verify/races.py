@@ -107,7 +107,7 @@ def _run(kernel, case, dtype, kind, seed=0, load=import_module, watch=True) -> d
     """
     entry = CUDA[kernel]
     plan = runner.Plan((entry,), (case,), (dtype,), executor=kind, small=kind != "gpu")
-    problem = DEFAULT[case].build(dtype, plan.small)
+    problem = entry.fitted(DEFAULT[case]).build(dtype, plan.small)
     where = runner.placed(kind, plan.tile_of(kernel), seed)
     if not watch:
         where["on"] = import_module("flash_cuda.executors.emulator").Emulator(seed, watch=False)

@@ -1,6 +1,6 @@
 """The kernels that can be judged: the ladder, and the NumPy implementations it is built beside."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 
@@ -160,6 +160,12 @@ class Kernel:
         """
         shape = case.shape(small)
         return self.lacks(case.needs, dtype, shape.d, shape.dv)
+
+    def fitted(self, case):
+        """The case, with head dims of its small shape that the kernel takes: the next ones up."""
+        small = case.small
+        d, dv = (self.d_unit * cdiv(n, self.d_unit) for n in (small.d, small.dv))
+        return replace(case, small=small._replace(d=d, dv=dv))
 
     def lacks(self, needs, dtype, d, dv) -> str | None:
         """Why the kernel does not take a problem that needs these options, types and head dims; None if it does."""

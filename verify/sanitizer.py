@@ -46,7 +46,8 @@ def sanitize(kernel, case, dtype, tool) -> str | None:
 
 def small(kernel, case, dtype):
     """One run on a GPU at the small shape, as a sanitizer makes it thousands of times slower."""
-    entry, problem = CUDA[kernel], DEFAULT[case].build(dtype, small=True)
+    entry = CUDA[kernel]
+    problem = entry.fitted(DEFAULT[case]).build(dtype, small=True)
     list(calls.runs(entry, problem, {"on": executors.open_executor("gpu")}))
 
 
@@ -58,4 +59,7 @@ def verdict_of(status: int, words: str) -> str | None:
         return None
     telling = ("invalid", "race", "uninit", "barrier")
     said = next((line for line in lines if any(word in line.lower() for word in telling)), "")
+    if status == 1:  # the program under it failed by itself, and says so last
+        own = [line.strip() for line in words.splitlines() if line.strip() and not line.startswith("=====")]
+        said = own[-1] if own else said
     return f"{said}; {summary or 'no summary'} (exit status {status})".removeprefix("; ")

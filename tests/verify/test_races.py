@@ -161,3 +161,17 @@ def test_misuse(capsys):
     assert "--kernels: there is no kernel 'oracle'" in capsys.readouterr().err
     assert main(["races", "--kernels", "step4_causal", "--dtype", "fp64"]) == 2
     assert "--dtype: none of these kernels stores fp64" in capsys.readouterr().err
+
+
+def test_small_shapes_are_fitted_to_the_kernel():
+    """Every case that a kernel takes at full size runs emulated, whatever its small head dims are."""
+    for kernel in (name for name in races.CUDA if name.startswith("step")):
+        entry = races.CUDA[kernel]
+        for case in races.cases_of(kernel, "fp16"):
+            s = entry.fitted(races.DEFAULT[case]).small
+            assert entry.lacks(races.DEFAULT[case].needs, "fp16", s.d, s.dv) is None, (kernel, case)
+
+
+def test_a_program_that_fails_under_the_sanitizer_is_quoted():
+    told = sanitizer.verdict_of(1, CLEAN + "Traceback:\nValueError: V: expected a head dim\n")
+    assert told.startswith("ValueError: V: expected a head dim")
