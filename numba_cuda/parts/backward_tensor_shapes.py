@@ -37,7 +37,7 @@ KEYS_BY_ELEMENT = KEYS | {128: Shape(128, 64)}
 # Under rules the compiler needs some registers more, and more yet where each score is looked up in an array or drawn
 # for, and for any change of scores without the fifth product or where its sums are added to one by one.
 KEYS_BY_RULE = KEYS | {128: KEYS[128]._replace(fresh=True)}
-KEYS_BY_ARRAY = KEYS | {64: Shape(128, 64), 128: Shape(64, 32)}
+KEYS_BY_ARRAY = KEYS | {64: Shape(128, 64), 128: Shape(64, 32, fresh=True)}
 QUERIES = {
     16: Shape(64, 64, hold=True), 32: Shape(64, 64, hold=True), 64: Shape(128, 64, hold=True), 96: Shape(128, 64),
     128: Shape(128, 64), 192: Shape(64, 32), 256: Shape(64, 32),

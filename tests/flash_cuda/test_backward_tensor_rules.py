@@ -11,7 +11,14 @@ from random_options import Combination, draw, judge_gradients
 from flash_cuda.backward_tensor_core import attention_backward
 from flash_cuda.executors.emulator import Emulator
 from flash_cuda.executors.memory import KernelFault
-from flash_cuda.parts.backward_tensor_shapes import Shape
+from flash_cuda.parts.backward_tensor_shapes import (
+    KEYS_BY_ARRAY,
+    KEYS_BY_RULE,
+    SHARED_LIMIT,
+    Shape,
+    fitting,
+    usable,
+)
 from flash_cuda.parts.tensor_gradient_rule_ops import drawn_four
 from refimpl import options, oracle
 from refimpl.frame import Frame, visible
@@ -371,5 +378,16 @@ OPTIONS = {
 @pytest.mark.parametrize("d", [64, 128])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_option_assembles_clean(d, name):
-    for r in assembled(d, OPTIONS[name], "sm_80", "sm_90a", fp16=d == 64):
+    """In either mode; with sums added one by one, as before sm_90, for a mask and for a change of scores."""
+    archs = ("sm_80", "sm_90a") if name in ("window", "alibi") else ("sm_90a",)
+    reports = assembled(d, OPTIONS[name], *archs, fp16=d == 64)
+    assert {r.kernel for r in reports} == {"backward_keys_with_rules", "backward_queries_with_rules"}
+    for r in reports:
         assert (r.stack_bytes, r.f64) == (0, 0) and r.registers <= 255, r
+
+
+def test_blocks_fit_the_shared_memory_that_there_is():
+    for table in (KEYS_BY_RULE, KEYS_BY_ARRAY):
+        for D, shape in table.items():
+            assert fitting(shape, D, True, SHARED_LIMIT - 1024) == shape == usable("keys", shape)
+            assert shape.rows * shape.columns <= 32 * shape.threads  # bits of a word
