@@ -2,14 +2,15 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 
 from verify.__main__ import main
-from verify.diagnose import in_examples, locate, report, search, self_test
+from verify.diagnose import in_examples, locate, report, search, self_test, subjects
 from verify.diagnose.battery import battery
-from verify.diagnose.diagnosis import NAMED, NONE, UNKNOWN, diagnose
+from verify.diagnose.diagnosis import NAMED, NONE, UNKNOWN, Diagnosis, diagnose
 from verify.diagnose.grafted import EXPECTED
 from verify.diagnose.in_examples import EXAMPLES, FILES, FOLDER
 from verify.diagnose.library import FAULTS
@@ -18,6 +19,8 @@ from verify.diagnose.reference import Tiling
 from verify.diagnose.self_test import Trial
 from verify.diagnose.subject import BLOCKS, DETECTED, Subject
 from verify.diagnose.subjects import ALWAYS, of_module
+from verify.foreign.facts import Facts
+from verify.foreign.spec import Spec
 
 TAKES = ALWAYS | {"causal", "top_left", "gqa", "strides"}
 
@@ -254,6 +257,91 @@ def test_misuse_is_one_line(args, says, capsys):
     """Exit status 2, before anything runs."""
     assert main(["diagnose", *args]) == 2
     assert says in capsys.readouterr().err
+
+
+STALE = """
+def attn(q, k, v, scale=None, causal=False):
+    stored, (B, H, Nq, d), Nk = q.dtype, q.shape, k.shape[2]
+    q, k, v = (x.astype(np.float64) for x in (q, k, v))
+    k, v = (np.repeat(x, H // k.shape[1], 1) for x in (k, v))
+    O, T = np.zeros((B, H, Nq, v.shape[3])), {T}
+    for b, h, r in np.ndindex(B, H, -(-Nq // T)):
+        rows = np.arange(r * T, min(r * T + T, Nq))
+        ks, vs = np.full((T, d), 7.0), np.full((T, v.shape[3]), 7.0)
+        s, w = np.zeros((len(rows), 0)), np.zeros((0, v.shape[3]))
+        {bound}
+        for j in range(0, end, T):
+            n = min(T, Nk - j)
+            ks[:n], vs[:n] = k[b, h, j : j + n], v[b, h, j : j + n]
+            x = q[b, h, rows] @ ks.T * (d**-0.5 if scale is None else scale)
+            hidden = j + np.arange(T) > (rows[:, None] + Nk - Nq if causal else {last})
+            s, w = np.hstack([s, np.where(hidden, -np.inf, x)]), np.vstack([w, vs])
+        if s.shape[1]:
+            m = s.max(-1, keepdims=True)
+            e = np.exp(s - np.where(np.isneginf(m), 0, m))
+            l = e.sum(-1, keepdims=True)
+            O[b, h, rows] = e @ w / np.where(l == 0, 1, l)
+    return O.astype(stored)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("", {"T": 8, "bound": "end = Nk", "last": "Nk - 1"}),
+        ("ragged_tile_stale", {"T": 8, "bound": "end = Nk", "last": "Nk + T"}),
+        ("live_tile_skipped",
+         {"T": 64, "bound": "end = min(Nk, r * T + Nk - Nq) if causal else Nk", "last": "Nk - 1"}),
+    ],
+)  # fmt: skip
+def test_tiles_as_large_as_a_strangers(name, parts):
+    """What a ragged tile is left with by the tile before; a causal loop one tile of rows short, all rows in one."""
+    module = ModuleType("stale")
+    exec("import numpy as np\n" + STALE.format(**parts), module.__dict__)
+    found = diagnose(replace(of_module(module, "stale"), small=True), ("fp32",), locate=False)
+    assert found.names[:1] == [name] * bool(name)
+
+
+def _with(kernel, change):
+    """A kernel whose outputs are changed: ``change(O, lse, Q, K)``."""
+
+    def changed(Q, K, V, **options):
+        return change(*kernel(Q, K, V, **options), Q, K)
+
+    return changed
+
+
+def test_what_has_no_name_is_told_by_what_shows(faulty):
+    """Where nothing comes out no name is guessed; what all failing probes share is said, and no more than that."""
+    zero = diagnose(subject(_with(faulty.kernel(), lambda O, lse, Q, K: (0 * O, None))), locate=False)
+    text = "\n".join(report.lines(zero))
+    assert zero.names == [] and "O is 0 all over on 3" in text and "what all" not in text
+    lost = diagnose(subject(_with(faulty.kernel(), lambda O, lse, Q, K: (O * np.nan, lse))), locate=False)
+    assert "O is NaN or infinite all over on" in "\n".join(report.lines(lost))
+
+    def grouped(O, lse, Q, K):
+        if Q.shape[1] != K.shape[1]:
+            raise IndexError("index 2 is out of bounds")
+        return O, lse
+
+    heads = diagnose(subject(_with(faulty.kernel(), grouped), ("fp32", "fp16")), locate=False)
+    text = "\n".join(report.lines(heads))
+    assert "what all 2 failing probes have is fewer key heads than query heads, and none of the" in text
+    assert "look at which key head a query head reads" in text
+    assert "not looked at, as fp32 fails: fp16" in text
+
+
+def test_what_was_learnt_before_is_said_beside_no_fault(tmp_path, capsys, monkeypatch):
+    """Causal aligned top left is right on what is probed, and a type that nothing was probed in is no right one."""
+    facts = Facts(arrays="numpy", small=True, hints=("aligned top left",), refused={("dtype", "fp16"): "so"}, d=16)
+    monkeypatch.setattr("verify.foreign.probe.probe", lambda *args, **kwargs: facts)
+    monkeypatch.setattr("verify.commands.diagnose.diagnose", lambda kernel, progress: Diagnosis("k", "fp32", NONE))
+    path = tmp_path / "k.py"
+    path.write_text("def attn(q, k, v): return q")
+    assert main(["diagnose", "--kernel", str(path), "--dtype", "fp32,fp16"]) == 0
+    said = capsys.readouterr().out
+    assert "  aligned top left\n" in said and "  not looked at: fp16 (so)\n" in said and "head dim 16" in said
+    assert subjects.foreign(Spec(str(path)), facts, ["fp32", "fp16"]).d == 16
 
 
 @pytest.mark.slow

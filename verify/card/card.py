@@ -7,6 +7,8 @@ from statistics import median
 
 from verify import document, summary, tolerance
 from verify.card import cases as card_cases
+from verify.card import verdict as card_verdict
+from verify.card.worst import worst_run
 from verify.foreign import facts as foreign_facts
 from verify.foreign.run import Plan, Run
 from verify.result import Result, encode
@@ -15,7 +17,6 @@ from verify.result import Result, encode
 FACTS = ("arrays", "layout", "executor", "device", "options", "small", "d", "always_causal", "gradients")
 # An error of fewer bounds than this may be rounding after all, where a kernel rounds what the plain formula does not.
 FEW = 4
-PASS, FAIL, NOTHING, NO_GRADIENTS = "pass", "fail", "nothing judged", "gradients not judged"
 NEAR = "about a rounding more than the plain formula makes, such as that of q times scale before the product"
 
 
@@ -47,61 +48,23 @@ class Card:
 
     @property
     def verdict(self) -> str:
-        """PASS, FAIL, NOTHING, or NO_GRADIENTS: they were asked for, and all that was judged was something else."""
-        n, facts = self.counts, self.plan.facts
-        if facts.failure:
-            return NOTHING
-        if n["fail"] + n["error"] or facts.died:
-            return FAIL
-        if not n["pass"]:
-            return NOTHING
-        return NO_GRADIENTS if self._without_gradients() else PASS
+        """One of those of `card.verdict`."""
+        return card_verdict.verdict(self.plan, self.results)
 
-    def _without_gradients(self) -> str:
-        """Why there are no gradients, though they were asked for; empty if there are, or were not."""
-        if not self.plan.spec.backward or any("dQ" in r.outputs for r in self.results):
-            return ""
-        pairs = zip(self.plan.keys, self.results, strict=True)
-        judging = [r for (case, _), r in pairs if case.backward]
-        if not judging:
-            return "none of the cases judges them"
-        if self.plan.facts.gradients:
-            return judging[0].reason or "they were not returned"
-        name = f"{self.plan.spec.function or 'attn'}_backward"
-        return f"there is no {name}(q, k, v, do, ...) beside it, and {self.plan.facts.arrays} arrays have no autograd"
+    @property
+    def worst(self) -> Run | None:
+        """The run whose error is to be looked at."""
+        return worst_run(self.plan, self.runs)
+
+    def headline(self) -> str:
+        """The verdict in one line."""
+        return card_verdict.headline(self.plan, self.results)
 
     def of_kind(self, kind) -> list[tuple]:
         """(case, run) of one kind: "matrix", "growth", or None for the default cases."""
         kinds = {card_cases.MATRIX, card_cases.GROWTH}
         pairs = [(case, run) for (case, _), run in zip(self.plan.keys, self.runs, strict=True)]
         return [(c, r) for c, r in pairs if (c.kind == kind if kind else c.kind not in kinds)]
-
-    @property
-    def worst(self) -> Run | None:
-        """The run whose error is to be looked at: the simplest failing one, else the one with the largest error."""
-        judged = [run for run in self.runs if run.place]
-        failing = [run for run in judged if run.result.verdict == "fail" and run.place.text]
-        if failing:
-            cases = {case.id: case for case in self.plan.cases}
-            # The simplest that fails: its inputs and options are no second thing to understand. Among those alike, what
-            # is wrong everywhere shows least; nor does a picture of a few elements show much.
-            return min(failing, key=lambda run: (*_simple(cases[run.result.case]), *_telling(run)))
-        return max(judged, key=lambda run: run.result.ratio, default=None)
-
-    def headline(self) -> str:
-        """The verdict in one line."""
-        n, facts = self.counts, self.plan.facts
-        if facts.failure:
-            return f"could not be judged: {facts.failure}"
-        ran = sum(n.values()) - n["skip"]
-        parts = [f"{n['pass']} of {ran} runs passed"]
-        parts += [f"{n[word]} {label}" for word, label in (("fail", "failed"), ("error", "raised or died")) if n[word]]
-        parts += [f"{n['skip']} skipped"] if n["skip"] else []
-        why = self._without_gradients()
-        missing = [f"no gradients were judged, though --backward asked for them: {why}"] if why else []
-        # A simulator says so itself.
-        small = [f"small shapes alone, as {facts.why_small}"] if facts.why_small and facts.executor == "cpu" else []
-        return "; ".join([", ".join(parts), *small, *missing, *facts.died, *facts.hints])
 
     def call(self) -> list[str]:
         """How the kernel was called, and what was learnt by trying."""
@@ -275,22 +238,6 @@ def _times(ratio):
 
 def _rank(ratio):
     return ratio if math.isfinite(ratio) else -1.0
-
-
-def _simple(case):
-    """How much there is to understand about a case beside that it fails: least is first."""
-    return case.recipe != "normal" or case.layout != "contiguous", len(case.needs) + (case.scale is not None)
-
-
-def _telling(run):
-    """How little the place of an error says: least is first."""
-    return math.isinf(run.result.ratio), len(run.place.rows) < 16, _share(run)
-
-
-def _share(run):
-    """Share of the rows, as far as they can be told apart, that are out of bound."""
-    rows = run.place.rows
-    return sum(not r <= 1 for r in rows) / len(rows)
 
 
 def _key(word):

@@ -7,7 +7,8 @@ from html import escape
 from verify.card import cases as card_cases
 from verify.card import draw as card_draw
 from verify.card import text as card_text
-from verify.card.card import FAIL, NO_GRADIENTS, NOTHING, Card
+from verify.card.card import Card
+from verify.card.verdict import FAIL, NO_GRADIENTS, NOTHING
 from verify.html import legend, shade
 from verify.html_style import CSS, JS
 

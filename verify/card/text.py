@@ -9,7 +9,8 @@ from rich.text import Text
 
 from verify import summary
 from verify.card import pattern as card_pattern
-from verify.card.card import FAIL, NO_GRADIENTS, NOTHING, PASS, Card, times
+from verify.card.card import Card, times
+from verify.card.verdict import FAIL, NO_GRADIENTS, NOTHING, PASS
 from verify.report import md_row as row
 
 HEAD = ("dtype", "passed", "failed", "skipped", "error / bound", "worst at")

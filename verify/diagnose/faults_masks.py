@@ -172,6 +172,15 @@ class _(Tiles):
         return (self.key() <= self.row()) & (self.tile_keys()[0] <= self.tile_rows()[0])
 
 
+@fault("live_tile_skipped", "key tiles visited only as far as the position before the tile's first row", CAUSAL, BOUND,
+       "causal")  # fmt: skip
+class _(Tiles):
+    def causal(self):
+        if not self.option("causal"):
+            return np.True_
+        return (self.key() <= self.row()) & (self.tile_keys()[0] < self.tile_rows()[0])
+
+
 class _Bc(Tiles):
     tiled = "Bc"
 
@@ -224,6 +233,32 @@ class _(_Bc):
 
     def exists(self):
         return np.True_
+
+
+@fault(
+    "ragged_tile_stale",
+    "keys past the end counted as those that the tile before left in their place",
+    RAGGED,
+    "what the load of the last key tile leaves as it was: it has to be masked, or zeroed and masked",
+)
+class _(_Bc):
+    def padded_keys(self):
+        return -(-self.Nk // self.tiling.Bc) * self.tiling.Bc
+
+    def exists(self):
+        return np.True_
+
+    def inputs(self):
+        Q, K, V = super().inputs()
+        key = self.key()
+        stays = np.where(key < self.Nk, key, np.maximum(key - self.tiling.Bc, 0))
+        return Q, K[:, :, stays], V[:, :, stays]
+
+    def forward(self):
+        if self.Nk < self.tiling.Bc:  # no tile came before: what is there is anybody's
+            past = np.broadcast_to(self.visible(), self.full_shape())[..., self.Nk :]
+            self.wild = past.any(-1)
+        return super().forward()
 
 
 @fault("last_tile_dropped", "the last key tile dropped, whole or not", RAGGED, BOUND)

@@ -15,6 +15,7 @@ SIZES = (16, 32, 48, 64, 80, 96, 128, 192, 256)
 ROW_SIZES = (16, 32, 48, 64, 96, 128)
 SMALL_SIZES = (8, 12, 16, 24, 32, 48)
 SMALL_ROW_SIZES = (8, 16, 32)
+ALL_ROWS = 64  # holds all rows of an emulated probe, as a simulated kernel's tile may
 KEY_BY_KEY = 1  # a kernel with a warp or a thread to a row may update its state after every key
 HIT = 0.9  # share of a probe's affected elements that have to come out as predicted
 CLOSE = 0.02  # of an element's error, which a prediction may leave
@@ -106,6 +107,8 @@ def tilings(fault: Fault, small: bool) -> list[Tiling]:
     """What is tried: tile sizes, the order of key tiles, ways of going back, as far as a fault depends on them."""
     sizes, heights = (SMALL_SIZES, SMALL_ROW_SIZES) if small else (SIZES, ROW_SIZES)
     orders = (False, True) if "order" in fault.tiled else (False,)
+    if small and fault.model.rows_matter:  # others would say of it that all rows are wrong, which tells nothing
+        heights += (ALL_ROWS,)
     sizes += (KEY_BY_KEY,) if "order" in fault.tiled else ()
     rows, columns = heights if "Br" in fault.tiled else heights[:1], sizes if "Bc" in fault.tiled else sizes[:1]
     either = (False, True) if fault.backward else (False,)
