@@ -126,7 +126,8 @@ def test_matrix_shows_what_failed_and_what_did_not_run():
     (ax,) = figure.axes
     texts = [t.get_text() for t in ax.texts]
     assert ".50" in texts and "7.00" in texts
-    fills = [to_hex(c.get_facecolor()[0]).upper() for c in ax.collections]
+    (image,) = ax.get_images()
+    fills = [to_hex(colour).upper() for colour in image.get_array().reshape(-1, 4)]
     assert fills.count(error_matrix.WRONG.upper()) == 1
     assert fills.count(error_matrix.SKIPPED.upper()) == 2  # the skip, and the pair that has no result at all
 
