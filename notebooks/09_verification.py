@@ -310,4 +310,4 @@ print(f"{int(2 * 0.12 / 0.065)} flushes more than two")
 # - Conover, *Practical Nonparametric Statistics*, 1999, section 3.2: intervals of a median from the sign test.
 # - Kalibera, Jones, "Rigorous benchmarking in reasonable time", ISMM 2013.
 # - In this repository: `verify/tolerance.py`, `verify/mutants/`, `verify/barriers.py`, `verify/timing.py`,
-#   `verify/bench_stats.py`, `verify/limits.py`.
+#   `verify/bench/stats.py`, `verify/bench/limits.py`.

@@ -32,8 +32,8 @@ FlashAttention-2 in the same run on an H200 (fp16, 16 heads, 16K tokens, N = 102
                128 x 32   0.90 / 0.98, 0.81 / 0.88
 
 A first kernel computes D = rowsum(dO O) - dlse, puts lse into log2 units and clears the sums; a last one rounds the
-sums. These lie as the lanes hold them, so that a warp adds to neighbours. A row that sees no key has lse = -inf and
-weights of +inf, all of them hidden.
+sums. These lie as the lanes hold them, so that a warp adds to neighbours. A row that sees no key has lse = -inf;
++inf takes its place, so that its weights are 0.
 
 **Traffic**: K, V, dK and dV once, Q and dO once a live tile of keys; with atomics Br x d fp32 additions a live tile
 and the sums once written, once read; without, Q, dO and dQ once more, and K and V once a live tile of queries.
@@ -327,8 +327,8 @@ def attention_backward(
     keys, queries : Shape, optional
         In the place of ``tile``: everything that was chosen for speed.
     **options
-        mask, window, softcap, alibi_slopes, lengths_q, lengths_k, dropout, rules: a call with any of them takes the
-        kernels of `backward_tensor_rules`.
+        mask, bias, window, softcap, alibi_slopes, lengths_q, lengths_k, dropout, rules, dtable: a call with any of them
+        takes the kernels of `backward_tensor_rules`.
 
     Returns
     -------
@@ -336,7 +336,7 @@ def attention_backward(
         K's and V's summed over the query heads that read them. 0 for a row that sees no key, and for a key that no row
         sees.
     None
-        Where `backward.attention_backward` has the gradient of a bias.
+        Where `backward.attention_backward` has the gradient of a bias; with one, that gradient. With dtable a fifth.
 
     Raises
     ------

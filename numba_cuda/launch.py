@@ -42,10 +42,12 @@ def _shape(name, array, ndim=4):
 
 def storage(name, array):
     """The storage type's name of an array, or TypeError that names the argument."""
+    dtype = getattr(array, "dtype", None)
     for dtype_name, (face, _) in STORAGE.items():
-        if array.dtype == face:
+        if dtype is not None and dtype == face:
             return dtype_name
-    raise TypeError(f"{name}: expected dtype {', '.join(STORAGE)}, got {array.dtype}")
+    got = type(array).__name__ if dtype is None else dtype
+    raise TypeError(f"{name}: expected dtype {', '.join(STORAGE)}, got {got}")
 
 
 def _check(Q, K, V):
@@ -145,7 +147,7 @@ def prepare(
     on : executor, optional
         The GPU if not given.
     trace : bool
-        Also return (m in log2 units, l, O_acc) after each key tile, float32 (B, Hq, Tc, Nq, 2 + dv); steps 2 - 4.
+        Also return (m in log2 units, l, O_acc) after each key tile, float32 (B, Hq, Tc, Nq, 2 + dv); steps 2 - 6.
 
     Raises
     ------
@@ -155,7 +157,10 @@ def prepare(
         No executor was given and there is no GPU.
     """
     B, Hq, Hk, Nq, Nk, d, dv = _check(Q, K, V)
-    scale = 1.0 / math.sqrt(d) if scale is None else float(scale)
+    try:
+        scale = 1.0 / math.sqrt(d) if scale is None else float(scale)
+    except (TypeError, ValueError):
+        raise TypeError(f"scale: expected a number, got {scale!r}") from None
     if not math.isfinite(scale):
         raise ValueError(f"scale: expected a finite number, got {scale}")
     if align not in ("bottom_right", "top_left"):

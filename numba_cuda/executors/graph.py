@@ -38,16 +38,26 @@ class Graph:
         self._kept = tuple(launches)
         # Launches are recorded on a stream of their own, as the default one records nothing.
         aside = call(binding.cuStreamCreate, binding.CUstream_flags.CU_STREAM_NON_BLOCKING)
-        call(binding.cuStreamBeginCapture, aside, binding.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
+        try:
+            graph = self._recorded(aside)
+        finally:
+            call(binding.cuStreamDestroy, aside)
+        try:
+            self._ready = call(binding.cuGraphInstantiate, graph, 0)
+        finally:
+            call(binding.cuGraphDestroy, graph)
+        self._call = self._ready, binding.CUstream(int(getattr(stream, "handle", stream) or 0))
+
+    def _recorded(self, stream):
+        """What the launches are as a CUgraph."""
+        call(binding.cuStreamBeginCapture, stream, binding.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
         try:
             for launch in self._kept:
-                launch.into(aside)
-        finally:
-            graph = call(binding.cuStreamEndCapture, aside)
-            call(binding.cuStreamDestroy, aside)
-        self._ready = call(binding.cuGraphInstantiate, graph, 0)
-        call(binding.cuGraphDestroy, graph)
-        self._call = self._ready, binding.CUstream(int(getattr(stream, "handle", stream) or 0))
+                launch.into(stream)
+        except DriverError:
+            binding.cuStreamEndCapture(stream)  # which fails, too; what was refused first is what to say
+            raise
+        return call(binding.cuStreamEndCapture, stream)
 
     def __call__(self):
         (status,) = binding.cuGraphLaunch(*self._call)

@@ -88,8 +88,9 @@ def begin(Q, K, V, O, lse, dO, dlse, scale, causal, align, on, generation=""):
     for name, x, shape in (("O", O, output), ("dO", dO, output), ("lse", lse, rows), ("dlse", dlse, rows)):
         if x is None and name == "dlse":
             continue
-        if tuple(x.shape) != shape:
-            raise ValueError(f"{name}: expected shape {shape}, got {tuple(x.shape)}")
+        if tuple(getattr(x, "shape", ())) != shape:
+            got = tuple(x.shape) if hasattr(x, "shape") else type(x).__name__
+            raise ValueError(f"{name}: expected shape {shape}, got {got}")
         if name in ("O", "dO") and storage(name, x) != dtype:
             raise TypeError(f"{name}: expected dtype {dtype}, got {storage(name, x)}")
         if name not in ("O", "dO") and x.dtype != np.float32:
@@ -135,5 +136,5 @@ def launch_round(p, setting, keys, sums, dQ):
 
 
 def results(p, *gradients):
-    """(dQ, dK, dV, None), as `backward.attention_backward` returns them: these kernels take no bias."""
+    """(dQ, dK, dV, None), as `backward.attention_backward` returns them without a bias."""
     return *(p.on.result(x) for x in gradients), None

@@ -56,7 +56,8 @@ def make_rows_kernel(C, dtype, whole):
                 # write: lse and D, one number each; weights of 0 where a row is not or sees no key
                 hidden = row >= Nq or lse[b, h, row] == float32(-INF)
                 stats[b, h, 0, row] = float32(INF) if hidden else lse[b, h, row] * float32(LOG2E)
-                stats[b, h, 1, row] = total - dlse[b, h, row] if row < Nq else float32(0.0)
+                # Nothing of such a row goes anywhere, be its dlse what it may: that of a square of lse is -inf.
+                stats[b, h, 1, row] = float32(0.0) if hidden else total - dlse[b, h, row]
         for e in range(t, sums.shape[3], ROWS_THREADS):
             sums[b, h, i, e] = float32(0.0)  # clear: C x D sums with atomics, none without
 

@@ -69,7 +69,7 @@ def chosen(name, given, usual, tile, D, keys, limit):
 def usable(name, shape):
     """The shape, or an error that says what it lacks."""
     rows, columns, band = shape[:3]
-    if band not in (16, 32) or rows % band or columns < 16 or columns & (columns - 1):
+    if rows < 1 or band not in (16, 32) or rows % band or columns < 16 or columns & (columns - 1):
         raise ValueError(f"{name}: expected rows a multiple of a band of 16 or 32, columns a power of two from 16 on, "
                          f"got {tuple(shape[:3])}")
     return shape

@@ -193,3 +193,16 @@ def test_a_bug_is_seen(monkeypatch, name):
             error(monkeypatch, module, pattern, new)
 
 
+
+
+def test_what_reaches_lse_of_a_row_without_keys_goes_nowhere():
+    """The gradient of lse**2 is -inf there."""
+    Q, K, V, dO = draw(Nq=20, Nk=12, d=64)
+    found = []
+    for fill in (0.0, -np.inf):
+        dlse = np.ones((1, 1, 20), np.float32)
+        dlse[..., :8] = fill  # causal, aligned bottom right: the first eight rows see no key
+        found.append(backward(Q, K, V, dO, dlse=dlse, causal=True))
+    for x, y in zip(*found, strict=True):
+        np.testing.assert_array_equal(x, y)
+        assert np.isfinite(x.astype(np.float32)).all()

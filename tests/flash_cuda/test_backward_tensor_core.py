@@ -195,6 +195,29 @@ def test_bad_input(change, error, says):
         attention_backward(**arrays, on=Emulator())
 
 
+@pytest.mark.parametrize("options", [{}, {"window": (2, 0)}], ids=["plain", "rules"])
+def test_queries_that_are_no_array_are_named(options):
+    Q, K, V, dO = draw(Nq=3, Nk=3)
+    with pytest.raises(TypeError, match="Q: expected dtype fp32, fp16, bf16, got list"):
+        attention_backward(Q.tolist(), K, V, dO, np.zeros((1, 1, 3), np.float32), dO, on=Emulator(), **options)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("options", [{"causal": True}, {"causal": True, "window": (5, 0)}], ids=["plain", "rules"])
+def test_what_reaches_lse_of_a_row_without_keys_goes_nowhere(options, deterministic):
+    """The gradient of lse**2 is -inf there, and that of a merge of two such rows NaN."""
+    Q, K, V, dO = draw(Nq=20, Nk=12)
+    O, lse = oracle.attention(*(x.astype(float) for x in (Q, K, V)), **options)
+    found = []
+    for fill in (0.0, -np.inf, np.nan):
+        dlse = np.where(np.isneginf(lse), fill, 1.0).astype(np.float32)
+        more = options | {"dlse": dlse, "deterministic": deterministic, "on": Emulator()}
+        found.append(attention_backward(Q, K, V, O.astype(Q.dtype), lse.astype(np.float32), dO, **more)[:3])
+    for other in found[1:]:
+        for x, y in zip(found[0], other, strict=True):
+            np.testing.assert_array_equal(x, y)
+
+
 def test_a_gpu_of_another_generation_is_sent_to_what_runs_there():
     on, (Q, K, V, dO) = Emulator(), draw(Nq=1, Nk=1)
     on.capability = (7, 5)

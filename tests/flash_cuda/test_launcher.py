@@ -8,7 +8,7 @@ import pytest
 from helpers_driver import FakeGpu, array, pretend, words
 
 from flash_cuda import step5_tensor_core, step6_flash_v3
-from flash_cuda.executors import gpu
+from flash_cuda.executors import gpu, graph
 from flash_cuda.executors.assembler import assemble, numba_type
 from flash_cuda.executors.cubin_cache import Cubin
 from flash_cuda.executors.launcher import DriverError, Kernel, Launch
@@ -151,3 +151,46 @@ def test_a_plan_refuses_a_step_that_hands_on_parts(driver):
 
     with pytest.raises(ValueError, match="attention: expected a step that gives K to its kernels as it is"):
         Plan(attention, *inputs(1 << 30), on=FakeGpu())
+
+
+def recording(driver, monkeypatch, refused=()):
+    """The fake driver with what makes graphs; it notes what it is asked, and refuses some of it."""
+    asked = []
+
+    class Graphs:
+        CUstream, CUresult = driver.CUstream, driver.CUresult
+        CUstream_flags, CUstreamCaptureMode = graph.binding.CUstream_flags, graph.binding.CUstreamCaptureMode
+
+        def __getattr__(self, name):
+            def verb(*args):
+                asked.append(name)
+                fault = self.CUresult.CUDA_ERROR_INVALID_VALUE
+                return fault if name in refused else self.CUresult.CUDA_SUCCESS, len(asked)
+
+            verb.__name__ = name
+            return verb
+
+    monkeypatch.setattr(graph, "binding", Graphs())
+    return asked
+
+
+def test_a_graph_records_each_launch_on_a_stream_of_its_own(driver, monkeypatch):
+    asked = recording(driver, monkeypatch)
+    kernel = kernel_of(driver)
+    graph.Graph([Launch(kernel, n, 32, ()) for n in (3, 4)])
+    assert [launch.sizes[0] for launch in driver.launches] == [3, 4]
+    assert {launch.stream for launch in driver.launches} == {1}  # what cuStreamCreate gave
+    assert asked[:3] == ["cuStreamCreate", "cuStreamBeginCapture", "cuStreamEndCapture"]
+    assert sorted(asked[3:6]) == ["cuGraphDestroy", "cuGraphInstantiate", "cuStreamDestroy"]
+
+
+@pytest.mark.parametrize("refused", ["cuLaunchKernel", "cuStreamBeginCapture", "cuGraphInstantiate"])
+def test_what_the_driver_refuses_of_a_graph_is_named_and_nothing_is_left(driver, monkeypatch, refused):
+    """The first refusal is told, not what comes of it; the stream goes, and the graph if there was one."""
+    also = ("cuStreamEndCapture",) if refused == "cuLaunchKernel" else ()
+    asked = recording(driver, monkeypatch, (refused, *also))
+    if refused == "cuLaunchKernel":
+        driver.status = driver.CUresult.CUDA_ERROR_INVALID_VALUE
+    with pytest.raises(DriverError, match=f"{refused}: CUDA_ERROR_INVALID_VALUE"):
+        graph.Graph([Launch(kernel_of(driver), 1, 32, ())])
+    assert "cuStreamDestroy" in asked and ("cuGraphDestroy" in asked) == (refused == "cuGraphInstantiate")

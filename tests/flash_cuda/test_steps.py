@@ -158,6 +158,7 @@ GOOD = {"Q": (1, 2, 3, 4), "K": (1, 2, 5, 4), "V": (1, 2, 5, 4)}
     ({"V": [1.0, 2.0]}, {}, ValueError, "V: expected an array"),
     ({}, {"scale": float("nan")}, ValueError, "scale: expected a finite number"),
     ({}, {"scale": float("inf")}, ValueError, "scale: expected a finite number"),
+    ({}, {"scale": "small"}, TypeError, "scale: expected a number, got 'small'"),
     ({}, {"causal": True, "align": "left"}, ValueError, "align: expected"),
     ({}, {"tile": Tile(10, 16)}, ValueError, "tile: expected Br, Bc multiples of the threads"),
 ])

@@ -232,6 +232,41 @@ def test_gradients_of_a_function_beside_it(kernel):
     assert "expected (dq, dk, dv)" in run(short, cases[:1])[0].reason
 
 
+def test_arguments_that_go_by_position_alone(kernel):
+    """Options among them too, and what is left out before one keeps its default."""
+    source = """
+    def attn(q, k, v, scale=None, causal=False, /):
+        return plain(q, k, v, scale, causal)
+    """
+    assert [result.verdict for result in run(kernel(source), ("square", "causal"))] == ["pass", "pass"]
+
+
+@pytest.mark.parametrize("factor, verdict", [("1.0", "pass"), ("1.1", "fail")])
+def test_a_bias_gradient_in_the_shape_that_the_kernel_was_given(kernel, factor, verdict):
+    """The bias is spread to (B, H, Nq, Nk) for it: its gradient is summed over what it was spread along."""
+    source = f"""
+    from refimpl import oracle
+
+    def attn(q, k, v, bias=None):
+        O, lse = oracle.attention(*(x.astype(float) for x in (q, k, v)), bias=bias)
+        return O.astype(q.dtype), lse.astype(np.float32)
+
+    def attn_backward(q, k, v, o, lse, do, /, bias=None):
+        *grads, dbias = oracle.attention_backward(*(x.astype(float) for x in (q, k, v, do)), bias=bias)
+        assert dbias.shape == bias.shape == (*q.shape[:3], k.shape[2])
+        return *(g.astype(q.dtype) for g in grads), np.float32({factor} * dbias)
+    """
+    for result in run(kernel(source, backward=True), ("back_bias", "back_bias_keys")):
+        assert result.verdict == verdict and result.outputs["dQ"].ok
+        assert result.outputs["dbias"].ok == (verdict == "pass")
+
+
+def test_an_array_of_a_kind_of_its_own_is_read_as_its_numbers(kernel, here):
+    """Masked arrays have other reductions; a probe looks at the numbers."""
+    source = "def attn(q, k, v): return np.ma.masked_less(plain(q, k, v)[0], 0)"
+    assert probe(kernel(source)).failure == ""
+
+
 def test_command_line(tmp_path, capsys, kernel):
     """Right: 0. Wrong: 1, and the report of the right one beside it is whole. Nothing run, or not even called: 2."""
     right = kernel("def attn(q, k, v, causal=False): return plain(q, k, v, None, causal)").text

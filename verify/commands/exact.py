@@ -1,4 +1,4 @@
-"""Bit-exact proofs: (m, l, O_acc) of steps 2 - 5 after every key tile equal fp64, at every tile size."""
+"""Bit-exact proofs: (m, l, O_acc) of steps 2 - 6 after every key tile equal fp64, at every tile size."""
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console

@@ -15,7 +15,7 @@ def to_numpy(x):
         If it is no array.
     """
     if isinstance(x, np.ndarray):
-        return x
+        return np.asarray(x)  # of a kind of its own, as masked arrays are, the numbers alone
     library = type(x).__module__.split(".")[0]
     if library == "torch":
         return from_torch(x)

@@ -1,6 +1,7 @@
 """Calls a stranger's kernel on a problem, with its arrays, layout and words for options, and reads what it returns."""
 
 from dataclasses import dataclass, field
+from inspect import signature
 from time import perf_counter
 
 import numpy as np
@@ -138,8 +139,20 @@ def _forward(loaded, inputs, options, dO, arrays):
 def _attend(loaded, inputs, options):
     """The kernel's own call: inputs by name where its signature has the names, else in order."""
     if "Q" in loaded.parameters:
-        return loaded.fn(**{loaded.parameters[n]: x for n, x in zip("QKV", inputs, strict=True)}, **options)
+        named = {loaded.parameters[n]: x for n, x in zip("QKV", inputs, strict=True)}
+        return _by_name(loaded.fn, named | options)
     return loaded.fn(*inputs, **options)
+
+
+def _by_name(fn, given):
+    """Call with arguments by name; those that its signature takes by position alone go there, or their defaults."""
+    try:
+        found = signature(fn).parameters.values()
+    except (TypeError, ValueError):
+        found = ()
+    first = [given.get(p.name, p.default) for p in found if p.kind is p.POSITIONAL_ONLY]
+    placed = {p.name for p in found if p.kind is p.POSITIONAL_ONLY}
+    return fn(*first, **{name: x for name, x in given.items() if name not in placed})
 
 
 def _differentiated(arrays):
@@ -184,7 +197,8 @@ def _backward(loaded, inputs, returned, dO, options):
     given = dict(zip(("Q", "K", "V", "O", "lse", "dO"), (*inputs, O, lse, dO), strict=True))
     names = loaded.backward_parameters
     if {"Q", "K", "V", "dO"} <= names.keys():
-        return loaded.backward(**{names[meaning]: x for meaning, x in given.items() if meaning in names}, **options)
+        named = {names[meaning]: x for meaning, x in given.items() if meaning in names}
+        return _by_name(loaded.backward, named | options)
     return loaded.backward(*given.values(), **options)  # it names none of them, and takes all in this order
 
 
@@ -229,8 +243,18 @@ def read_gradients(returned, problem, layout, arrays) -> dict:
         for name, x, like in zip(("dQ", "dK", "dV"), returned, wanted, strict=False)
     }
     if "bias" in problem.options and len(returned) > 3 and returned[3] is not None:
-        outputs["dbias"] = _array("dbias", returned[3], arrays)
+        outputs["dbias"] = _of_bias(_array("dbias", returned[3], arrays), problem)
     return outputs
+
+
+def _of_bias(x, problem):
+    """dbias, summed over the axes along which `arguments` spread the bias where it comes as the kernel was given it."""
+    s, own = problem.shape, problem.options["bias"].shape
+    own = (1,) * (4 - len(own)) + own
+    if x.shape != (s.B, s.Hq, s.Nq, s.Nk) or x.shape == own:
+        return x
+    axes = tuple(axis for axis, n in enumerate(own) if n != x.shape[axis])
+    return x.sum(axis=axes, dtype=np.float64).reshape(problem.options["bias"].shape).astype(x.dtype)
 
 
 def _output(name, x, shape, dtype, layout, arrays, d_q):
