@@ -18,16 +18,6 @@ the last row.
 dS = (P slope) (dP - D). Under dropout dV takes the weights that are kept, rounded as they were, and 1 / (1 - p) at the
 end; dP is multiplied by it in fp32, and D subtracted then.
 
-**Speed**, dQ added up atomically: TFLOP/s, five products of visible pairs counted, and multiples of the rate of
-``general``'s gradients in the same run on an H200 (fp16, 16 heads, 16K tokens, N = 4096, cold L2):
-
-                                         d = 64              d = 128
-    causal, without rules / as a rule    277 / 200           266 / 229
-    window of 1024, causal               140, 25 x           189, 47 x
-    ALiBi, causal                        154, 27 x           198, 49 x
-    softcap, causal                      117                 167
-    16 documents                         133, 28 x           147, 45 x
-
 **Source**: Dao, "FlashAttention-2" (2023), section 3.1.2 and Algorithm 2; Dong et al., "Flex Attention" (2024),
 sections 3 and 4 (rules, tile classes).
 """

@@ -112,10 +112,9 @@ COUNTED = (
 
 def fitted(kernel: str, setting: Setting) -> Setting:
     """The setting, or the nearest that the kernel takes: a larger tile or head dim, a storage type of its own."""
-    entry, shape = KERNELS[kernel], setting.shape
-    d, dv = (entry.d_unit * cdiv(n, entry.d_unit) for n in (shape.d, shape.dv))
+    entry = KERNELS[kernel]
     dtype = setting.dtype if setting.dtype in entry.dtypes else entry.dtypes[0]
-    return replace(setting, shape=shape._replace(d=d, dv=dv), tile=entry.tile(setting.tile), dtype=dtype)
+    return replace(setting, shape=entry.fitting(setting.shape), tile=entry.tile(setting.tile), dtype=dtype)
 
 
 @cache

@@ -66,6 +66,20 @@ def counts(results) -> dict[str, int]:
     return {name: sum(r.verdict == name for r in results) for name in ("pass", "fail", "error", "skip")}
 
 
+def lines(made, rows) -> str:
+    """A document as JSON text with each of its rows on a line of its own, so that a changed row is a changed line.
+
+    Parameters
+    ----------
+    made : dict
+    rows : "results" or "rows"
+        The entry that holds them, the last one.
+    """
+    head = json.dumps({**made, rows: []}, indent=1, allow_nan=False)
+    text = ",\n".join("  " + json.dumps(row, allow_nan=False) for row in made[rows])
+    return head.removesuffix("[]\n}") + (f"[\n{text}\n ]\n}}\n" if text else "[]\n}\n")
+
+
 def newest_gpu(folder=RECORDS) -> dict | None:
     """The newest document of a GPU run in a folder of records, or None. Files of other kinds are passed over."""
     found = []

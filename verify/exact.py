@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from refimpl.tiling import Tile, cdiv, spans
+from refimpl.tiling import Tile, spans
 from verify import plain
 from verify.cases import Problem, Shape, dense
 from verify.dtypes import DTYPES
@@ -61,17 +61,12 @@ def settings(executor: str, step: str = STEPS[0]) -> list[Setting]:
     if kernel.tile_units == (64, 16):  # one warpgroup and two; more heads, so that a block goes from tile to tile
         emulated = Tile(64, 16), Tile(128, 32)
         tiles = (Tile(64, 32), Tile(64, 64), Tile(128, 48), Tile(128, 64)) if executor == "gpu" else emulated
-        shapes = tuple(shape._replace(B=2, d=_up(shape.d, kernel), dv=_up(shape.dv, kernel)) for shape in shapes)
+        shapes = tuple(kernel.fitting(shape)._replace(B=2) for shape in shapes)
     names = kernel.dtypes
     grid = [(shape, causal, tile) for tile in tiles for shape in shapes for causal in (False, True)]
     # The shift makes a shape meet all types as the tiles go by.
     kinds = 2 * len(shapes)
     return [Setting(*point, threads, names[(k % kinds + k // kinds) % len(names)]) for k, point in enumerate(grid)]
-
-
-def _up(n, kernel):
-    """A head dim that the kernel takes."""
-    return kernel.d_unit * cdiv(n, kernel.d_unit)
 
 
 def problem(setting: Setting, seed: int = 0) -> Problem:

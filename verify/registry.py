@@ -162,10 +162,13 @@ class Kernel:
         return self.lacks(case.needs, dtype, shape.d, shape.dv)
 
     def fitted(self, case):
-        """The case, with head dims of its small shape that the kernel takes: the next ones up."""
-        small = case.small
-        d, dv = (self.d_unit * cdiv(n, self.d_unit) for n in (small.d, small.dv))
-        return replace(case, small=small._replace(d=d, dv=dv))
+        """The case, with head dims of its small shape that the kernel takes."""
+        return replace(case, small=self.fitting(case.small))
+
+    def fitting(self, shape):
+        """A shape with head dims that the kernel takes: the next ones up."""
+        d, dv = (self.d_unit * cdiv(n, self.d_unit) for n in (shape.d, shape.dv))
+        return shape._replace(d=d, dv=dv)
 
     def lacks(self, needs, dtype, d, dv) -> str | None:
         """Why the kernel does not take a problem that needs these options, types and head dims; None if it does."""

@@ -84,10 +84,10 @@ def test_a_slow_contender_takes_part_in_fewer_rounds(monkeypatch):
 def test_a_record_is_json_with_a_row_a_line(monkeypatch):
     made = bench(monkeypatch, ALL[:2], ALL[2:])
     record = made.record("times", made.measure(POINT))
-    text = bench_record.lines(record)
+    text = document.lines(record, "rows")
     assert json.loads(text) == json.loads(json.dumps(record))
     assert len([line for line in text.splitlines() if '"median_ms"' in line]) == 4
-    assert json.loads(bench_record.lines({**record, "rows": []}))["rows"] == []
+    assert json.loads(document.lines({**record, "rows": []}, "rows"))["rows"] == []
     assert record["peers"]["flash_attn_3"].startswith("not measured: ")
     assert record["ceilings"]["datasheet"]["tflops"] == 989.4 and record["protocol"]["rounds"] == 24
 

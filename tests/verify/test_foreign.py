@@ -358,6 +358,7 @@ def test_rows_without_keys_are_left_out_if_the_kernel_says_so(kernel):
     assert told.verdict == "fail" and "empty_rows'" not in told.reason
     backward = kernel(MEANS.format(factor="np.float32(1)"), backward=True)
     assert [r.verdict for r in run(backward, ("back_empty_rows",), facts=facts)] == ["skip"]
+    assert [r.verdict for r in run(right, ("no_keys",), facts=facts)] == ["skip"]  # no row would be judged
 
 
 def test_a_refusal_of_one_case_is_no_accident(kernel):

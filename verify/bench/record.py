@@ -1,6 +1,5 @@
 """Measure points and keep what was found: a row a contender and point, from which everything else is computed."""
 
-import json
 from datetime import UTC, datetime
 
 import numpy as np
@@ -127,13 +126,6 @@ class Bench:
                        f"against fp64: RMSE <= {bench_check.FACTOR:g} x the plain formula's + ulp / 2",
             "flops": "2 (d + dv) a visible pair forward, 2.5 times that backward; bytes: compulsory",
         }  # fmt: skip
-
-
-def lines(record) -> str:
-    """A record as JSON text with each row on a line of its own, so that a changed row is a changed line."""
-    head = json.dumps({**record, "rows": []}, indent=1)
-    rows = ",\n".join("  " + json.dumps(row) for row in record["rows"])
-    return head.removesuffix("[]\n}") + (f"[\n{rows}\n ]\n}}\n" if rows else "[]\n}\n")
 
 
 def _where(point):

@@ -212,17 +212,13 @@ def accuracy(bar: Bar, record: dict) -> Accuracy | None:
     return Accuracy(bar, float(np.exp(np.mean(np.log(ours / theirs)))), len(both))
 
 
-def latency_us(kernel: str, record: dict, way: str = "latency_us", short: bool = True) -> float | None:
+def latency_us(kernel: str, record: dict, way: str = "latency_us") -> float | None:
     """The host's time for a call at the point where it is worst; None if the record has none.
 
     Parameters
     ----------
     way : "latency_us" or "graph_us"
         Its launches one by one, or as one CUDA graph.
-    short : bool
-        Of the points with the shortest sequences alone. What is launched is the same at all lengths, but before each
-        call the host waits for the one before; one that has slept for milliseconds takes longer to wake than to launch.
     """
-    rows = [row for row in record["rows"] if row["name"] == kernel and way in row]
-    least = min((row["N"] for row in rows), default=None)
-    return float(np.max([row[way] for row in rows if not short or row["N"] == least])) if rows else None
+    taken = [row[way] for row in record["rows"] if row["name"] == kernel and way in row]
+    return float(np.max(taken)) if taken else None

@@ -10,7 +10,7 @@ from verify.bench import report as bench_report
 from verify.bench import suite as bench_suite
 from verify.bench.limits import BACKWARD, FORWARD
 from verify.bench.peers import PEERS
-from verify.bench.record import Bench, lines, merged
+from verify.bench.record import Bench, merged
 from verify.bench.stats import LEAST_ROUNDS
 from verify.bench.suite import SUITES
 from verify.misuse import Misuse, pick
@@ -70,7 +70,7 @@ def run(args) -> int:
             record = bench.record("suite" if suite else "times", rows)
             record = merged(record, older) if suite else record
             if target:  # a measurement that was paid for is kept, whatever comes after it
-                target.write_text(lines(record))
+                target.write_text(document.lines(record, "rows"))
     console = _console()
     console.print(bench_report.times({**record, "rows": rows}))
     console.print(bench_report.ratios({**record, "rows": rows}, kernels))

@@ -69,7 +69,7 @@ def run(args) -> int:
     else:
         report.terminal(results, record)
     if to_json:
-        to_json.write_text(json.dumps(made, indent=1, allow_nan=False) + "\n")
+        to_json.write_text(document.lines(made, "results"))
     if to_html:
         to_html.write_text(html.page(made, results, record), encoding="utf-8")
     if to_md:

@@ -136,14 +136,17 @@ def run_one(plan: Plan, case: Case, dtype: str) -> Run:
             seconds=answer.seconds,
         )
 
-    empty = np.isneginf(known.anchors["lse"].truth)
+    outputs, empty = answer.outputs, np.isneginf(known.anchors["lse"].truth)
     if empty.any() and facts.says.get("empty_rows") is False:
         if problem.backward:
             told = f"has {WORDS['empty_rows']}, and what they hand back is in all gradients (said by CAPABILITIES)"
             return Run(_unjudged(plan, (case, dtype), "skip", told))
-        answer.outputs = _with_truth(answer.outputs, known, empty)
+        if empty.all():
+            told = f"has {WORDS['empty_rows']} and no others (said by CAPABILITIES)"
+            return Run(_unjudged(plan, (case, dtype), "skip", told))
+        outputs = _with_truth(outputs, known, empty)
         answer.notes.append(f"{WORDS['empty_rows']} are not judged, as CAPABILITIES says")
-    result = judged(answer.outputs)
+    result = judged(outputs)
     if answer.broken:
         told = f"wrote outside {' and '.join(answer.broken)}: its guard band changed"
         result = replace(result, verdict="fail", reason="; ".join(filter(None, (told, result.reason))))
@@ -151,7 +154,7 @@ def run_one(plan: Plan, case: Case, dtype: str) -> Run:
         result = _explained(result, problem, case.recipe, answer, known, facts, judged)
     if plan.dump:
         runner.dump(Path(plan.dump), (plan.spec.name.replace(":", "-"), case.id, dtype), problem, answer.outputs, known)
-    return Run(result, place(answer.outputs, known, result.outputs), tuple(answer.notes))
+    return Run(result, place(outputs, known, result.outputs), tuple(answer.notes))
 
 
 def _explained(result, problem, recipe, answer, known, facts, judged):
