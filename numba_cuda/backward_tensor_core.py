@@ -60,7 +60,14 @@ from flash_cuda.parts.backward_tensor_call import (
     results,
     set_up,
 )
-from flash_cuda.parts.backward_tensor_shapes import KEYS, KEYS_ALONE, KEYS_BEFORE_90, KEYS_BY_ELEMENT, QUERIES
+from flash_cuda.parts.backward_tensor_shapes import (
+    KEYS,
+    KEYS_ALONE,
+    KEYS_BEFORE_90,
+    KEYS_BY_ELEMENT,
+    KEYS_FROM_100,
+    QUERIES,
+)
 from flash_cuda.parts.tensor_gradient_ops import tensor_gradient_ops
 from flash_cuda.parts.tensor_layout import side_by_side
 from flash_cuda.parts.tensor_ops import tensor_ops
@@ -354,8 +361,7 @@ def attention_backward(
     p, given, setting = set_up(Q, K, V, O, lse, dO, dlse, scale, causal, align, on, tile)
     D, dtype, fill, vector = setting[:4]
     dQ, dK, dV = outputs(p, Q, K, V)
-    table = KEYS_ALONE if deterministic else KEYS_BY_ELEMENT if fill == "single" else KEYS if vector else KEYS_BEFORE_90
-    keys, queries = setting.shapes(keys, queries, table[D], QUERIES[D])
+    keys, queries = setting.shapes(keys, queries, usual_keys(setting, deterministic), QUERIES[D])
     stats, sums = launch_rows(p, given, setting, keys, deterministic)
 
     inputs, scales = (p.Q, p.K, p.V, given.dO, stats), (p.scale, p.scale_log2, p.diag)
@@ -370,6 +376,15 @@ def attention_backward(
     else:
         launch_round(p, setting, keys, sums, dQ)
     return results(p, dQ, dK, dV)
+
+
+def usual_keys(setting, deterministic):
+    """The `Shape` of the kernel with keys as rows, if none is given."""
+    if deterministic:
+        return KEYS_ALONE[setting.D]
+    if setting.fill == "single":
+        return KEYS_BY_ELEMENT[setting.D]
+    return (KEYS_FROM_100 if setting.later else KEYS if setting.vector else KEYS_BEFORE_90)[setting.D]
 
 
 def tile_for(d, causal=False):

@@ -104,7 +104,7 @@ def attention_backward(
     functions, arguments = bind(p, rules, changed, causal, align, dropout, **options)
     dQ, dK, dV = outputs(p, Q, K, V)
     looked_up = dropout is not None or bias is not None or any(rule.kind == "score" for rule in rules)
-    wide = not (looked_up or (changed and (alone or not vector)))
+    wide = not (looked_up or (changed and (alone or not vector or setting.later)))
     table = KEYS_BY_ELEMENT if fill == "single" else KEYS_BY_RULE if wide else KEYS_BY_ARRAY
     keys, queries = setting.shapes(keys, queries, table[D], QUERIES[D])
     stats, sums = launch_rows(p, given, setting, keys, alone)

@@ -55,7 +55,7 @@ FAR = 128 * AHEAD  # scores that a warp has
 
 
 @cache
-def make_kernels(Br, Bc, band, D, DV, dtype, fill, fill_v):
+def make_kernels(Br, Bc, band, D, DV, dtype, fill, fill_v, apart=False):
     """The three kernels for one tile shape; grids (B * Hq * Tr * Tc), (B * Hq * Nq / WARPS), (B * Hq * Tr).
 
     Parameters
@@ -67,11 +67,13 @@ def make_kernels(Br, Bc, band, D, DV, dtype, fill, fill_v):
     dtype : "fp16" or "bf16"
     fill, fill_v : "whole", "padded" or "single"
         As `tensor_ops.tensor_ops`, for Q and K, and for V and O.
+    apart : bool
+        As there.
     """
     warps, M, NB, ND = Br // band, band // 16, Bc // 8, DV // 8
-    product = tensor_ops(Br, Bc, D, warps, dtype, fill, False, True)  # S_ij
-    weights = tensor_ops(Br, Bc, Bc, warps, dtype, "whole", True, True)  # P_ij, which comes in as step 5's Q_i does
-    values = tensor_ops(Br, Bc, DV, warps, dtype, fill_v, False, True)  # V_j, and O_i on its way out
+    product = tensor_ops(Br, Bc, D, warps, dtype, fill, False, True, apart)  # S_ij
+    weights = tensor_ops(Br, Bc, Bc, warps, dtype, "whole", True, True, apart)  # P_ij, which comes in as Q_i does
+    values = tensor_ops(Br, Bc, DV, warps, dtype, fill_v, False, True, apart)  # V_j, and O_i on its way out
     pack = pack_f16 if dtype == "fp16" else pack_bf16
     K_AT, P_SIZE, V_AT, V_SIZE = Br * D, Br * Bc, 2 * Br * Bc, Bc * DV
     q_size, s_size, p_size, o_size, x_size = M * D // 4, M * Bc // 2, M * Bc // 4, M * DV // 2, 4 * AHEAD
@@ -283,7 +285,7 @@ def attention(Q, K, V, *, scale=None, causal=False, align="bottom_right", tile=N
     D, DV = (next(room for room in SHAPES if n <= room) for n in (p.d, p.dv))
     band = 32 if Br % 32 == 0 and DV <= 128 else 16
     fill, fill_v = filling(D, (p.d,), (p.Q, p.K)), filling(DV, (p.dv,), (p.V,), written=(p.dv,))
-    scores, softmax, output = make_kernels(Br, Bc, band, D, DV, dtype, fill, fill_v)
+    scores, softmax, output = make_kernels(Br, Bc, band, D, DV, dtype, fill, fill_v, major >= 10)
     seen = max(min(p.Nk, p.Nq + p.diag), 0)  # keys that no row sees are left out, whatever they hold
     sizes = p.B, p.Hq, cdiv(seen, Bc), p.Nq, Bc
     P = p.on.empty("weights", sizes, Q.dtype)

@@ -88,7 +88,7 @@ def make_kernel(shape, D, dtype, fill, late_scale=True, tracing=False, apart=Fal
         Record the state after each key tile.
     """
     Br, Bc, band, hold, fresh, _ = shape
-    fresh = fresh or fill == "single"
+    fresh = fresh or fill == "single" or apart
     warps, M = Br // band, band // 16
     tile = tensor_ops(Br, Bc, D, warps, dtype, fill, hold, fresh, apart)
     K_AT, V_AT, STAGE = Br * D, Br * D + 2 * Bc * D, Bc * D  # where the first of K and of V are, and one's size
@@ -98,7 +98,7 @@ def make_kernel(shape, D, dtype, fill, late_scale=True, tracing=False, apart=Fal
     def step5_tensor_core(Q, K, V, O, lse, scale_log2, diag, together, trace):
         tiles = cuda.shared.array(0, uint16, alignment=128)  # Q_i, two K_j, two V_j
         l_s = cuda.shared.array((rows, threads), float32)  # each thread's own: only once a tile, and registers are few
-        note = cuda.shared.array(4, int32)  # likewise, and the same for all
+        note = cuda.shared.array(5, int32)  # likewise, and the same for all
         q = cuda.local.array(q_size, uint32)
         s = cuda.local.array(s_size, float32)
         p = cuda.local.array(p_size, uint32)
@@ -127,7 +127,7 @@ def make_kernel(shape, D, dtype, fill, late_scale=True, tracing=False, apart=Fal
         seen_by_first = int32(min(i * Br + 1 + diag, Nk))
 
         if cuda.threadIdx.x == 0:
-            note[0], note[1], note[2], note[3] = b, h, i * Br, seen_by_first
+            note[0], note[1], note[2], note[3], note[4] = b, h, i * Br, seen_by_first, diag
 
         # load: Q_i, Br x d elements, once; K_0 and V_0
         tile.load_queries(tiles, 0, Q[b, h], i * Br, Nq)
@@ -153,19 +153,22 @@ def make_kernel(shape, D, dtype, fill, late_scale=True, tracing=False, apart=Fal
             if fresh:  # registers are dearer than a dozen instructions
                 q_at, k_at, v_at = tile.starts(tiles)
             row_w = int32(note[2] + (tile.thread() >> 5) * (16 * M))  # this warp's first row
-            if col0 < int32(row_w + 16 * M + diag):  # this warp's last row sees one of these keys
+            reach = note[4] if apart else diag
+            if col0 < int32(row_w + 16 * M + reach):  # this warp's last row sees one of these keys
                 # scores
                 tile.scores(q, tiles, q_at, int32(k_at + 2 * at), s)
                 if not late_scale:
                     tile.rescore(s, scale_log2)
                 if col1 > note[3]:  # an edge tile: the first row does not see all of it
-                    tile.mask(s, row_w, col0, Nk, diag)
+                    tile.mask(s, row_w, col0, Nk, reach)
 
                 # softmax
                 tile.softmax(s, scale_log2 if late_scale else float32(1.0), m, l_s, alpha, p)
 
                 # accumulate
                 tile.rescale(O_acc, alpha)
+                if fresh and apart:
+                    v_at = tile.starts(tiles)[2]
                 tile.accumulate(p, tiles, int32(v_at + 2 * at), O_acc)
             if tracing:
                 tile.record(trace[note[0], note[1], j], m, l_s, O_acc, row_w)

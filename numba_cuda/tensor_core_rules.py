@@ -64,7 +64,7 @@ def make_kernel(shape, D, dtype, fill, late_scale, rules, dropping=False, tracin
         Weights are dropped.
     """
     Br, Bc, band, hold, fresh, _ = shape
-    fresh = fresh or fill == "single"
+    fresh = fresh or fill == "single" or apart
     warps, M = Br // band, band // 16
     tile = tensor_ops(Br, Bc, D, warps, dtype, fill, hold, fresh, apart)
     rule = tensor_rule_ops(Br, Bc, warps, *rules)
@@ -112,7 +112,7 @@ def make_kernel(shape, D, dtype, fill, late_scale, rules, dropping=False, tracin
         # load: Q_i, Br x d elements, once; the first live K_j and V_j
         tile.load_queries(tiles, 0, Q[b, h], i * Br, Nq)
         j, whole = rule.seek(live_s, whole_s, b, h, int32(i * Br), int32(0), Nq, Nk, offset, mask_aux)
-        if j * Bc < Nk:
+        if int32(j * Bc) < Nk:
             tile.load(tiles, K_AT, K[b, h_k], int32(j * Bc), end)
             tile.load(tiles, V_AT, V[b, h_k], int32(j * Bc), end)
         cp_async_commit()
@@ -120,7 +120,7 @@ def make_kernel(shape, D, dtype, fill, late_scale, rules, dropping=False, tracin
         tile.start(m, l_s, O_acc)
 
         at, first = int32(0), True
-        while j * Bc < Nk:
+        while int32(j * Bc) < Nk:
             cp_async_wait()
             cuda.syncthreads()  # K_j and V_j are whole, and those before them have been read
             if hold and first:
@@ -129,7 +129,7 @@ def make_kernel(shape, D, dtype, fill, late_scale, rules, dropping=False, tracin
             b, h, offset, h_k = note[0], note[1], note[3], note[5]
             # load: the next live K_j and V_j, Bc x (d + dv) elements, while this tile is worked on
             j_next, whole_next = rule.seek(live_s, whole_s, b, h, note[2], int32(j + 1), Nq, Nk, offset, mask_aux)
-            if j_next * Bc < Nk:
+            if int32(j_next * Bc) < Nk:
                 tile.load(tiles, int32(K_AT + STAGE - at), K[b, h_k], int32(j_next * Bc), note[4])
                 tile.load(tiles, int32(V_AT + STAGE - at), V[b, h_k], int32(j_next * Bc), note[4])
             cp_async_commit()
@@ -140,7 +140,7 @@ def make_kernel(shape, D, dtype, fill, late_scale, rules, dropping=False, tracin
             row_w = int32(note[2] + (tile.thread() >> 5) * (16 * M))  # this warp's first row
             kind = rule.kind_of(b, h, row_w, col0, Nq, Nk, offset, whole, mask_aux)
             if kind > 0:  # the same for all lanes of the warp
-                edge = kind == 1 or col0 + Bc > Nk
+                edge = kind == 1 or int32(col0 + Bc) > Nk
                 seen = uint64(0xFFFFFFFFFFFFFFFF)
                 if edge:
                     seen = rule.visible(b, h, row_w, col0, Nq, Nk, offset, kind == 2, mask_aux)
@@ -166,6 +166,8 @@ def make_kernel(shape, D, dtype, fill, late_scale, rules, dropping=False, tracin
 
                     # accumulate
                     tile.rescale(O_acc, alpha)
+                    if fresh and apart:
+                        v_at = tile.starts(tiles)[2]
                     tile.accumulate(p, tiles, int32(v_at + 2 * at), O_acc)
             if tracing:
                 tile.record(trace[b, h, j], m, l_s, O_acc, row_w)

@@ -32,10 +32,13 @@ KEYS = {
 KEYS_ALONE = KEYS | {64: Shape(128, 64, hold=True), 128: Shape(128, 32)}
 # Sums that are added to one by one, as before sm_90, take registers for their addresses.
 KEYS_BEFORE_90 = KEYS | {128: KEYS[128]._replace(fresh=True)}
+# The compiler for sm_100 and later keeps more from one tile to the next.
+KEYS_FROM_100 = KEYS | {256: KEYS[256]._replace(fresh=True)}
 # Where tiles are filled element by element, and dK and dV are summed apart.
 KEYS_BY_ELEMENT = KEYS | {128: Shape(128, 64)}
 # Under rules the compiler needs some registers more, and more yet where each score is looked up in an array or drawn
-# for, and for any change of scores without the fifth product or where its sums are added to one by one.
+# for, and for any change of scores without the fifth product, where its sums are added to one by one, or from sm_100
+# on.
 KEYS_BY_RULE = KEYS | {128: KEYS[128]._replace(fresh=True)}
 KEYS_BY_ARRAY = KEYS | {64: Shape(128, 64), 128: Shape(64, 32, fresh=True)}
 QUERIES = {

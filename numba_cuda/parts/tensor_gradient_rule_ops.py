@@ -18,6 +18,7 @@ import math
 from numba import cuda
 from numba.cuda.types import float32, int32, uint32
 
+from flash_cuda.parts.straight import repeated
 from flash_cuda.parts.tile_ops import as_module
 from flash_cuda.parts.vocabulary import device
 from flash_cuda.ptx import ballot, ex2, fma, pack_bf16, pack_f16, thread_index
@@ -172,21 +173,6 @@ def tensor_gradient_rule_ops(R, C, warps, dtype, of_keys, mask_fn, tiles_fn, sco
         def of_query(stats_r, stage, what, at):
             return stats_r[2 * (at // (4 * NB)) + (at // 2 & 1)]
 
-    def repeated(one, count, step):
-        """``one(s, p, at, ...)`` with at, at + step, ..., as straight code: a long loop would be left one."""
-        if count == 1:
-            return one
-        half, odd = repeated(one, count // 2, step), count % 2
-
-        @cuda.jit(device=True, forceinline=True)
-        def run(s, p, at, *rest):
-            half(s, p, at, *rest)
-            half(s, p, at + count // 2 * step, *rest)
-            if odd:
-                one(s, p, at + (count - 1) * step, *rest)
-
-        return run
-
     @cuda.jit(device=True, forceinline=True)
     def weigh_one(x, at, lse, b, h, row0, col0, Nq, Nk, offset, score_aux):
         """(P, P times the slope) of one scaled score; a pair past an end takes the last one's place."""
@@ -198,7 +184,7 @@ def tensor_gradient_rule_ops(R, C, warps, dtype, of_keys, mask_fn, tiles_fn, sco
         return weight, float32(0.0) if weight == float32(0.0) else weight * slope
 
     @cuda.jit(device=True, forceinline=True)
-    def weigh_two(s, p, at, scale, stats, stage, b, h, row0, col0, Nq, Nk, offset, score_aux):
+    def weigh_two(s, at, p, scale, stats, stage, b, h, row0, col0, Nq, Nk, offset, score_aux):
         """P of two neighbours into p, rounded into p[at // 2], and times the slopes into s[at], s[at + 1]."""
         lse0, lse1 = of_query(stats, stage, 0, at), of_query(stats, stage, 0, at + 1)
         P0, s[at] = weigh_one(scale * s[at], at, lse0, b, h, row0, col0, Nq, Nk, offset, score_aux)
@@ -211,17 +197,17 @@ def tensor_gradient_rule_ops(R, C, warps, dtype, of_keys, mask_fn, tiles_fn, sco
     weigh_eight = repeated(weigh_two, 4, 2)
 
     @cuda.jit(device=True, forceinline=True)
-    def weigh_part(s, p, at, scale, stats, stage, b, h, row0, col0, Nq, Nk, offset, score_aux):
+    def weigh_part(s, at, p, scale, stats, stage, b, h, row0, col0, Nq, Nk, offset, score_aux):
         """Eight scores, with the lane's number read anew: what the compiler computes for them dies with them."""
         row0, col0 = lane_first(int32(thread_index() & 31), row0, col0)
-        weigh_eight(s, p, at, scale, stats, stage, b, h, row0, col0, Nq, Nk, offset, score_aux)
+        weigh_eight(s, at, p, scale, stats, stage, b, h, row0, col0, Nq, Nk, offset, score_aux)
 
     weigh_all = repeated(weigh_part, SIZE // 8, 8)
 
     @cuda.jit(device=True)
     def weigh(s, p, scale, stats, stage, b, h, row0, col0, Nq, Nk, offset, score_aux):
         """p = P = exp(score(scale s) - lse), rounded; s = P times d score / d (scale s); of hidden pairs too."""
-        weigh_all(s, p, 0, scale, stats, stage, b, h, row0, col0, Nq, Nk, offset, score_aux)
+        weigh_all(s, 0, p, scale, stats, stage, b, h, row0, col0, Nq, Nk, offset, score_aux)
 
     @cuda.jit(device=True)
     def hide(s, word):
@@ -280,14 +266,19 @@ def tensor_gradient_rule_ops(R, C, warps, dtype, of_keys, mask_fn, tiles_fn, sco
         for x in range(SIZE // 2):
             g[x] = uint32(0)
 
+    @cuda.jit(device=True, forceinline=True)
+    def write_one(P, at, dp, word, row0, col0, Nq, Nk, dS):
+        row, j = place(row0, col0, at)
+        if row < Nq and j < Nk:  # guard: ragged rows and keys. One number moved.
+            dS[row, j] = P[at] * dp[at] if (word >> uint32(at)) & uint32(1) else float32(0.0)
+
+    write_all = repeated(write_one, SIZE)
+
     @cuda.jit(device=True)
     def write_bias_gradient(P, dp, word, row0, col0, Nq, Nk, dS):
         """Store P (dP - D), the gradient of what was added to the score last, for the pairs that exist."""
         row0, col0 = lane_first(int32(thread_index() & 31), row0, col0)
-        for at in range(SIZE):
-            row, j = place(row0, col0, at)
-            if row < Nq and j < Nk:  # guard: ragged rows and keys. One number moved.
-                dS[row, j] = P[at] * dp[at] if (word >> uint32(at)) & uint32(1) else float32(0.0)
+        write_all(P, 0, dp, word, row0, col0, Nq, Nk, dS)
 
     return as_module(pair_of, seek, part_of, kind_of, visible, weigh, hide, hide_rounded, kept, drop_products,
                      none, write_bias_gradient)  # fmt: skip

@@ -25,6 +25,7 @@ from numba import cuda
 from numba.cuda.types import float32, int32, uint32
 
 from flash_cuda.parts.elements import log2
+from flash_cuda.parts.straight import repeated
 from flash_cuda.parts.tile_ops import as_module
 from flash_cuda.ptx import (
     address_of,
@@ -238,12 +239,18 @@ def tensor_ops(Br, Bc, D, warps, dtype, fill, hold, fresh, apart=False):
             l_s[r, t] = alpha[r] * l_s[r, t] + total
 
     @cuda.jit(device=True)
+    def rescale_band(O_acc, a, alpha):
+        """16 of the warp's rows; a call for each, since together they may be too long a loop to unroll."""
+        for x in range(0, 4 * ND, 4):
+            for e in range(4):
+                O_acc[4 * a * ND + x + e] *= alpha[2 * a + e // 2]
+
+    rescale_all = repeated(rescale_band, M)
+
+    @cuda.jit(device=True)
     def rescale(O_acc, alpha):
         """O_acc = alpha * O_acc, row by row."""
-        for a in range(M):
-            for x in range(0, 4 * ND, 4):
-                for e in range(4):
-                    O_acc[4 * a * ND + x + e] *= alpha[2 * a + e // 2]
+        rescale_all(O_acc, 0, alpha)
 
     @cuda.jit(device=True)
     def accumulate(p, tiles, v_at, O_acc):
@@ -263,22 +270,27 @@ def tensor_ops(Br, Bc, D, warps, dtype, fill, hold, fresh, apart=False):
         return part + shfl_xor(part, 2)
 
     @cuda.jit(device=True)
+    def stage_row(O_acc, r, m, l_s, lse, row0, O_s):
+        """The r-th of the lane's rows; a call for each, as above."""
+        t = thread()
+        lane, a, h = t & 31, r // 2, 2 * (r % 2)
+        row = (t >> 5) * (16 * M) + 16 * a + (lane >> 2) + 8 * (r % 2)
+        total = whole_sum(l_s[r, thread()])
+        empty = total == float32(0.0)
+        share = float32(0.0) if empty else float32(1.0) / total
+        for n in range(ND):
+            x = 4 * (a * ND + n) + h
+            to = place(row, n) + 2 * (lane & 3)
+            store_shared_2(O_s, to, pack(O_acc[x] * share, O_acc[x + 1] * share))
+        if lane & 3 == 0 and row0 + row < lse.shape[0]:  # one of the row's four lanes; guard: a ragged tile
+            lse[row0 + row] = float32(NEG_INF) if empty else float32(LN2) * (m[r] + log2(total))
+
+    stage_all = repeated(stage_row, 2 * M)
+
+    @cuda.jit(device=True)
     def stage(O_acc, m, l_s, lse, row0, O_s):
         """O = O_acc / l, rounded, into shared memory; lse = ln 2 (m + log2 l) out. 0 and -inf for a row with no key."""
-        t = thread()
-        lane = t & 31
-        for r in range(2 * M):
-            a, h = r // 2, 2 * (r % 2)
-            row = (t >> 5) * (16 * M) + 16 * a + (lane >> 2) + 8 * (r % 2)
-            total = whole_sum(l_s[r, thread()])
-            empty = total == float32(0.0)
-            share = float32(0.0) if empty else float32(1.0) / total
-            for n in range(ND):
-                x = 4 * (a * ND + n) + h
-                to = place(row, n) + 2 * (lane & 3)
-                store_shared_2(O_s, to, pack(O_acc[x] * share, O_acc[x + 1] * share))
-            if lane & 3 == 0 and row0 + row < lse.shape[0]:  # one of the row's four lanes; guard: a ragged tile
-                lse[row0 + row] = float32(NEG_INF) if empty else float32(LN2) * (m[r] + log2(total))
+        stage_all(O_acc, 0, m, l_s, lse, row0, O_s)
 
     @cuda.jit(device=True)
     def write(O_s, O, row0):

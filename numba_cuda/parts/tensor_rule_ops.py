@@ -14,6 +14,7 @@ import math
 from numba import cuda
 from numba.cuda.types import float32, int32, uint32, uint64
 
+from flash_cuda.parts.straight import repeated
 from flash_cuda.parts.tile_ops import as_module
 from flash_cuda.parts.vocabulary import device
 from flash_cuda.ptx import ballot, thread_index
@@ -59,9 +60,9 @@ def tensor_rule_ops(Br, Bc, warps, mask_fn, tiles_fn, score_fn):
         """Each thread tells the class of one key tile from j on; a warp leaves which are live, and whole, in words."""
         j = int32(j + cuda.threadIdx.x)
         kind = int32(0)
-        if j * Bc < Nk:
-            i0, i1 = int32(row0 + offset), int32(min(row0 + Br, Nq) + offset)
-            j0, j1 = int32(j * Bc), int32(min((j + 1) * Bc, Nk))
+        if int32(j * Bc) < Nk:
+            i0, i1 = int32(row0 + offset), int32(min(int32(row0 + Br), Nq) + offset)
+            j0, j1 = int32(j * Bc), min(int32((j + 1) * Bc), Nk)
             kind = int32(tiles_fn(b, h, i0, i1, j0, j1, *mask_aux))
         live, whole = ballot(kind > 0), ballot(kind == 2)
         if cuda.threadIdx.x & 31 == 0:
@@ -99,7 +100,7 @@ def tensor_rule_ops(Br, Bc, warps, mask_fn, tiles_fn, score_fn):
             return int32(0)
         if whole:
             return int32(2)
-        i1, j1 = int32(min(row0 + 16 * M, Nq) + offset), int32(min(col0 + Bc, Nk))
+        i1, j1 = int32(min(int32(row0 + 16 * M), Nq) + offset), min(int32(col0 + Bc), Nk)
         return int32(tiles_fn(b, h, int32(row0 + offset), i1, col0, j1, *mask_aux))
 
     @cuda.jit(device=True)
@@ -114,21 +115,6 @@ def tensor_rule_ops(Br, Bc, warps, mask_fn, tiles_fn, score_fn):
             if row < Nq and j < Nk and (whole or mask_fn(b, h, int32(row + offset), j, *mask_aux)):
                 word |= uint64(1) << uint64(at)
         return word
-
-    def repeated(one, count, step):
-        """``one(s, at, ...)`` with at, at + step, ..., as straight code: a long loop would be left one, on an array."""
-        if count == 1:
-            return one
-        half, odd = repeated(one, count // 2, step), count % 2
-
-        @cuda.jit(device=True, forceinline=True)
-        def run(s, at, *rest):
-            half(s, at, *rest)
-            half(s, at + count // 2 * step, *rest)
-            if odd:
-                one(s, at + (count - 1) * step, *rest)
-
-        return run
 
     @cuda.jit(device=True, forceinline=True)
     def change_one(s, at, scale, b, h, row0, col0, Nq, Nk, offset, score_aux):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from helpers_clean import unclean
 from random_options import Combination, judge
 
 from flash_cuda import backward, general
@@ -73,5 +74,4 @@ def test_a_further_rule_assembles_clean(d):
     for deterministic in (True, False):
         backward.attention_backward(Q, Q, Q, Q, lse, Q, rules=rules, on=on, deterministic=deterministic)
     assert len(on.reports) == 2 * (1 + 3 + 3)
-    for r in on.reports:
-        assert (r.stack_bytes, r.f64) == (0, 0) and r.shared_bytes <= 48 * 1024, r
+    assert not unclean(on.reports, shared=48 * 1024)

@@ -275,7 +275,7 @@ STEP = {
     "no barrier before the tiles are read": (BARRIER, ""),
     "the other stage is read": ("int32((j & 1) * STAGE)", "int32((1 - (j & 1)) * STAGE)"),
     "copied into the stage that is read": ("int32(V_AT + STAGE - at)", "int32(V_AT + at)"),
-    "a warp leaves out a tile too many": ("row_w + 16 * M + diag", "row_w + 16 * M - 1 + diag"),
+    "a warp leaves out a tile too many": ("row_w + 16 * M + reach", "row_w + 16 * M - 1 + reach"),
     "scale folded although negative": ("setting.fill, p.scale > 0", "setting.fill, p.scale != 0"),
 }
 

@@ -3,6 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
+from helpers_clean import unclean
 from helpers_mutate import step_with
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -237,14 +238,14 @@ def test_a_tile_whose_class_is_unknown_is_looked_into_and_left_out():
 # ---- mistakes
 
 VISIBLE = "row, j = int32(row0 + at // (4 * NB) * 16 + (at & 2) * 4), int32(col0 + at // 4 % NB * 8 + (at & 1))"
-LAST = "int32(min(row0 + Br, Nq) + offset)"
+LAST = "int32(min(int32(row0 + Br), Nq) + offset)"
 OPS = {  # what is changed, and a default case that sees it
     "rows eight apart exchanged in the mask": (VISIBLE, VISIBLE.replace("(at & 2) * 4", "(2 - (at & 2)) * 4"), "mask"),
     "keys of a pair exchanged in the mask": (VISIBLE, VISIBLE.replace("(at & 1)", "1 - (at & 1)"), "window_self"),
     "the mask takes the row for the position": ("int32(row + offset), j, *mask", "row, j, *mask", "window_both"),
     "the score takes the row for the position": ("int32(row + offset), j, *score", "row, j, *score", "alibi"),
     "one row too few is live": (LAST, LAST.replace("offset", "offset - 1"), "window_both"),
-    "a warp leaves out a row too many": ("16 * M, Nq) + offset", "16 * M, Nq) + offset - 1", "window_both"),
+    "a warp leaves out a row too many": ("16 * M), Nq) + offset", "16 * M), Nq) + offset - 1", "window_both"),
     "a tile in part counts as whole": ("ballot(kind == 2)", "ballot(kind > 0)", "document"),
     "the class of the wrong tile": ("(j + cuda.threadIdx.x)", "(j + (cuda.threadIdx.x ^ 1))", "window_both"),
     "a live tile is stepped over": ("j = int32(j + 1)", "j = int32(j + 2)", "dilated_wide"),
@@ -254,7 +255,7 @@ OPS = {  # what is changed, and a default case that sees it
 }  # fmt: skip
 STEP = {
     "hidden scores stay": ("rule.hide(s, seen)", "pass", "window_both"),
-    "the end of the keys counts as seen": ("edge = kind == 1 or col0 + Bc > Nk", "edge = kind == 1", "softcap"),
+    "the end of the keys counts as seen": ("edge = kind == 1 or int32(col0 + Bc) > Nk", "edge = kind == 1", "softcap"),
     "natural scores taken for base 2": ("factor = float32(LOG2E)", "factor = float32(1.0)", "softcap"),
     "scores not scaled": ("rule.change(s, scale, b", "rule.change(s, float32(1.0), b", "softcap"),
     "padding is read": ("offset + right, ends[b]))", "offset + right, Nk))", "lengths"),
@@ -348,15 +349,12 @@ OPTIONS = {
 
 @pytest.mark.parametrize("d, names, arch", [(64, ["window", "alibi"], "sm_90a"), (64, ["window"], "sm_120")])
 def test_assembles_clean(d, names, arch):
-    for name in names:
-        for r in assembled(d, OPTIONS[name], arch):
-            assert (r.stack_bytes, r.f64) == (0, 0) and r.registers <= 255, (name, r)
+    assert not [(name, fault) for name in names for fault in unclean(assembled(d, OPTIONS[name], arch))]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("archs", [("sm_80", "sm_90a"), ("sm_120",)], ids="-".join)
+@pytest.mark.parametrize("archs", [("sm_80", "sm_90a"), ("sm_100", "sm_120")], ids="-".join)
 @pytest.mark.parametrize("d", [64, 128])
 def test_every_option_assembles_clean(d, archs):
-    for name, call in OPTIONS.items():
-        for r in assembled(d, call, *archs):
-            assert (r.stack_bytes, r.f64) == (0, 0), (name, r)
+    """From sm_100 on the compiler is another, and is told apart by the least of the architectures."""
+    assert not [(name, fault) for name, call in OPTIONS.items() for fault in unclean(assembled(d, call, *archs))]
