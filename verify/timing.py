@@ -8,7 +8,8 @@ before and just after the work.
 *Waiting counted as work.* An idle device reaches the first event at once and then waits until the host has got the work
 ready: tens of microseconds in Python, as long as a small kernel runs. So each run has a head start: while the
 device is still writing a buffer, the host gets events and work into the queue. How long the host takes is a figure of
-its own, `latency_us`.
+its own, `latency_us`, taken twice: for calls in a row, and for a call after a wait, where a host that has waited many
+milliseconds for a kernel also takes its time to be back, whatever it then does.
 
 *A cache left warm.* The buffer of the head start is several times as large as the L2, so that no input is found there.
 For the warm time the work runs once more in between.
@@ -94,11 +95,18 @@ class Clock:
         work()
         return self._timed(work)
 
-    def latency_us(self, work, runs=LATENCY_RUNS):
-        """Microseconds that the host takes to get the work into an empty queue: median."""
+    def latency_us(self, work, runs=LATENCY_RUNS, waiting=True):
+        """Microseconds that the host takes to launch the work: median.
+
+        ``waiting``: each time into an empty queue, after a wait for what was in it; else one call after another.
+        """
         taken = []
+        self.device.wait()
+        if not waiting:
+            work()  # the first one still follows a wait
         for _ in range(runs):
-            self.device.wait()
+            if waiting:
+                self.device.wait()
             begin = self.device.host_ms()
             work()
             taken.append(self.device.host_ms() - begin)
@@ -154,13 +162,17 @@ class Times:
     ms, warm_ms : list of float
         One cold run a round; some warm runs after the rounds, if the contender took part in all of them.
     latency_us, graph_us : float
-        Of the host, for the work as it is timed, and as a CUDA graph if it can be one.
+        Of the host after a wait, for the work as it is timed, and as a CUDA graph if it can be one.
+    queued_us, graph_queued_us : float
+        Of the host for calls in a row, likewise.
     """
 
     ms: list = field(default_factory=list)
     warm_ms: list = field(default_factory=list)
     latency_us: float = float("nan")
     graph_us: float = float("nan")
+    queued_us: float = float("nan")
+    graph_queued_us: float = float("nan")
 
 
 def interleaved(clock, contenders, rounds=ROUNDS, seconds=3.0, fewest=1) -> dict[str, Times]:
@@ -196,9 +208,9 @@ def interleaved(clock, contenders, rounds=ROUNDS, seconds=3.0, fewest=1) -> dict
             if share[c.name] == rounds:  # what has time for all rounds has time to warm up
                 for _ in range(WARMUPS):
                     clock.cold(c.work)
-                times.latency_us = clock.latency_us(c.work)
+                times.latency_us, times.queued_us = _both_latencies(clock, c.work)
                 if c.graph:
-                    times.graph_us = clock.latency_us(c.graph())
+                    times.graph_us, times.graph_queued_us = _both_latencies(clock, c.graph())
     # One head start for all, long enough for the slowest host: the same conditions for everyone.
     clock.give_start(max(t.latency_us for t in found.values()) / 1e3)
     for k in range(rounds):
@@ -211,6 +223,10 @@ def interleaved(clock, contenders, rounds=ROUNDS, seconds=3.0, fewest=1) -> dict
             with c.within():
                 found[c.name].warm_ms = [clock.warm(c.work) for _ in range(WARM_RUNS)]
     return found
+
+
+def _both_latencies(clock, work):
+    return clock.latency_us(work), clock.latency_us(work, waiting=False)
 
 
 def missing():

@@ -18,6 +18,24 @@ def test_a_run_takes_as_long_as_it_takes():
         assert clock.latency_us(work) == pytest.approx(1e3 * host_ms)
 
 
+def test_a_host_that_has_waited_is_slower():
+    """Both times are told apart: of a call after a wait, and of calls in a row."""
+    device, waited = Device(), [False]
+    clock, real = Clock(device), device.wait
+
+    def wait():
+        real()
+        waited[0] = True
+
+    def work():
+        device._host += 0.050 if waited[0] else 0.010
+        waited[0] = False
+
+    device.wait = wait
+    assert clock.latency_us(work) == pytest.approx(50.0)
+    assert clock.latency_us(work, waiting=False) == pytest.approx(10.0)
+
+
 def test_without_a_head_start_the_host_is_timed():
     device = Device()
     clock = Clock(device)

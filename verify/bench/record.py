@@ -91,7 +91,8 @@ class Bench:
             "min_ms": round(float(min(times.ms)), PLACES),
             "warm_ms": round(float(np.median(times.warm_ms)), PLACES) if times.warm_ms else None,
             "latency_us": round(times.latency_us, 1),
-            **({} if np.isnan(times.graph_us) else {"graph_us": round(times.graph_us, 1)}),
+            **{name: round(us, 1) for name in ("queued_us", "graph_us", "graph_queued_us")
+               if not np.isnan(us := getattr(times, name))},
             "tflops": round(work.tflops(median), 2),
             "gb_per_s": round(work.gb_per_s(median), 1),
             "of_measured": _shares(self.measured, work, median),

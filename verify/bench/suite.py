@@ -98,7 +98,7 @@ BARS = (
 )
 # Of the kernel's RMSE over the peer's.
 ERROR_BAR = 1.05
-LATENCY_BAR_US = 20  # of the host, for the launches of a call whose arguments are prepared
+LATENCY_BAR_US = 20  # of the host, for the launches of a call whose arguments are prepared, calls in a row
 
 
 @dataclass(frozen=True)
@@ -212,13 +212,14 @@ def accuracy(bar: Bar, record: dict) -> Accuracy | None:
     return Accuracy(bar, float(np.exp(np.mean(np.log(ours / theirs)))), len(both))
 
 
-def latency_us(kernel: str, record: dict, way: str = "latency_us") -> float | None:
+def latency_us(kernel: str, record: dict, way: str) -> float | None:
     """The host's time for a call at the point where it is worst; None if the record has none.
 
     Parameters
     ----------
-    way : "latency_us" or "graph_us"
-        Its launches one by one, or as one CUDA graph.
+    way : str
+        The row's entry: "queued_us" of launches one by one or "graph_queued_us" of one CUDA graph, for calls in a row;
+        "latency_us" or "graph_us" for calls after a wait.
     """
     taken = [row[way] for row in record["rows"] if row["name"] == kernel and way in row]
     return float(np.max(taken)) if taken else None
