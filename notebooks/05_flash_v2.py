@@ -32,32 +32,22 @@ from figures.devices import A100
 from flash_cuda import ptx, step5_tensor_core
 from flash_cuda.executors.emulator import Emulator
 from flash_cuda.parts import tensor_ops
+from reading import LEDGER, judged
 from refimpl import oracle, step2_flash_v1, step3_flash_v2, step4_causal
 from refimpl import step5_tensor_core as twin
 from refimpl.observe import Tally, Trace
 from refimpl.tiling import Tile, cdiv
 
 # %%
-from verify.claims.ledger import load
 from verify.mutants import MUTANTS, Graft, trial
 
 rng = np.random.default_rng(185)
-LEDGER = load()
 
 
 # %%
 def normal(*shape, dtype=np.float16):
     """N(0, 1), rounded to a storage type."""
     return rng.standard_normal(shape).astype(dtype)
-
-
-def judged(*ids):
-    """Recompute claims of the chapter and print what came of them."""
-    for id in ids:
-        claim = LEDGER[id]
-        print(f"{id} {claim.recompute().verdict:12} says: {claim.paraphrase}")
-        if claim.right:
-            print(f"{'':21} right: {claim.right}")
 
 
 # %% [markdown]

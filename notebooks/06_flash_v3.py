@@ -32,38 +32,18 @@ from flash_cuda.executors import memory_bytes
 from flash_cuda.executors.emulator import Emulator
 from flash_cuda.parts import hopper_ops, hopper_shapes, schedule
 from flash_cuda.ptx import hopper as ptx_hopper
+from reading import LEDGER, excerpt, judged
 from refimpl import oracle, step4_causal, step5_tensor_core
 from refimpl import step6_flash_v3 as twin
 from refimpl.tiling import Tile
 
 # %%
 from verify.claims.hardware import A100, H100
-from verify.claims.ledger import load
 from verify.mutants import Graft
 from verify.mutants.mutant import Edit
 
 rng = np.random.default_rng(186)
-LEDGER = load()
 KERNEL = getsource(step6.make_kernel)
-
-
-# %%
-def judged(*ids):
-    """Recompute claims of the chapter and print what came of them."""
-    for id in ids:
-        claim = LEDGER[id]
-        print(f"{id} {claim.recompute().verdict:12} says: {claim.paraphrase}")
-        if claim.right:
-            print(f"{'':21} right: {claim.right}")
-
-
-def excerpt(first, last, text=KERNEL):
-    """Print the lines of a source from one that holds ``first`` to the next that holds ``last``."""
-    lines = text.splitlines()
-    start = next(k for k, line in enumerate(lines) if first in line)
-    stop = next(k for k in range(start, len(lines)) if last in lines[k])
-    print("\n".join(lines[start : stop + 1]))
-
 
 # %% [markdown]
 # ## 1 What there is to hide
@@ -123,7 +103,7 @@ print(step6.__doc__.split("**Speed**: ")[1].split("**Source**")[0].strip())
 # end arrives as zeros. The producer, whole:
 
 # %%
-excerpt("while i >= 0:", "i, bh = locate(turn")
+excerpt(KERNEL, "while i >= 0:", "i, bh = locate(turn")
 
 # %% [markdown]
 # There is no `syncthreads`. Each buffer has two `mbarrier`s, "full" and "empty". A barrier counts arrivals and
@@ -199,7 +179,7 @@ print("def pack_weights" + getsource(hopper_ops.hopper_ops).split("def pack_weig
 # the product with V; wait for S alone; softmax under what still runs; only then wait for O.
 
 # %%
-excerpt("# products: S of this link", "ops.pack_weights(S, P)")
+excerpt(KERNEL, "# products: S of this link", "ops.pack_weights(S, P)")
 
 # %% [markdown]
 # A link need not belong to the query tile of the link before. At the end of one tile, $S$ of the block's *next*

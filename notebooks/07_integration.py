@@ -22,7 +22,6 @@
 # Notebooks 02 and 04. No GPU: kernels run in the emulator, thread by thread, at small sizes.
 
 # %%
-import textwrap
 from inspect import getsource
 
 import numpy as np
@@ -30,6 +29,7 @@ import numpy as np
 from figures import mask_claims, masks
 from flash_cuda import backward, general, interface
 from flash_cuda.executors.emulator import Emulator
+from reading import judged
 from refimpl import masks as shipped
 from refimpl import options, oracle, scores, standard
 from refimpl.philox import Dropout, philox
@@ -38,12 +38,10 @@ from refimpl.tiling import Tile
 # %%
 from verify import calls, judge, runner
 from verify.cases import DEFAULT
-from verify.claims.ledger import load
 from verify.registry import ALL
 
 rng = np.random.default_rng(187)
 SMALL = {"tile": Tile(16, 16), "threads": (4, 2)}
-LEDGER = load()
 
 
 # %%
@@ -55,15 +53,6 @@ def normal(*shape):
 def apart(a, b):
     """The largest difference; NaN anywhere makes it NaN."""
     return float(np.abs(np.asarray(a, float) - b).max())
-
-
-# %%
-def ledger(*ids):
-    """What the chapter says, and the verdict, recomputed."""
-    for id in ids:
-        claim = LEDGER[id]
-        assert claim.recompute().verdict == claim.verdict
-        print(textwrap.fill(f"{id} {claim.verdict}: {claim.paraphrase}", 92, subsequent_indent="    "))
 
 
 # %% [markdown]
@@ -88,7 +77,7 @@ assert apart(out.swapaxes(1, 2), O) <= 1e-6
 # error is raised; attention then runs over the heads of one token. The chapter has a listing that does it.
 
 # %%
-ledger("18.7-044", "18.7-124")
+judged("18.7-044", "18.7-124")
 short = q, k[:, :20], v[:, :20]
 right, swapped = oracle.attention(*(x.swapaxes(1, 2) for x in short))[0], oracle.attention(*short)[0]
 print(f"shape {swapped.shape}, like q; off by {apart(swapped, right.swapaxes(1, 2)):.2f}")
@@ -99,7 +88,7 @@ print(f"shape {swapped.shape}, like q; off by {apart(swapped, right.swapaxes(1, 
 # are not meant for display, whatever the text says:
 
 # %%
-ledger("18.7-015", "18.7-007")
+judged("18.7-015", "18.7-007")
 out, softmax_lse, weights = interface.flash_attn_func(
     q, k, v, return_attn_probs=True, explain=True, on=Emulator(), **SMALL
 )
@@ -115,7 +104,7 @@ assert apart(softmax_lse, lse) <= 1e-6
 # the first.
 
 # %%
-ledger("18.7-011")
+judged("18.7-011")
 for align in ("top_left", "bottom_right"):
     seen = options.visible(options.causal(3, 5, align), 0, 0, slice(0, 3), slice(0, 5))
     print(f"{align:13}", *("".join(".#"[int(x)] for x in row) for row in seen))
@@ -157,7 +146,7 @@ print(getsource(scores.alibi_score))
 # gives a score function to the maker of block masks:
 
 # %%
-ledger("18.7-122")
+judged("18.7-122")
 window, alibi = options.window(6, 0), options.alibi(slopes)
 for rule in (window, alibi):
     has = {"a formula for tiles": rule.tiles, "a derivative": rule.grad}
@@ -190,7 +179,7 @@ print(getsource(standard.standard_score))
 # of a window whose sides are swapped.
 
 # %%
-ledger("18.7-120", "18.7-071")
+judged("18.7-120", "18.7-071")
 mask_claims.fig_handed(mask_claims.data_handed())
 
 # %% [markdown]
@@ -241,7 +230,7 @@ for name, told in (("full", {}), ("causal", {"causal": True}), ("window (15, 0)"
 # share by itself; it has to be asked:
 
 # %%
-ledger("18.7-031")
+judged("18.7-031")
 q, k, v = normal(1, 12, 6, 8), normal(1, 20, 2, 8), normal(1, 20, 2, 8)
 out = interface.flash_attn_func(q, k, v, on=Emulator(), **SMALL)
 for name, repeated in (("neighbours share", np.repeat), ("every second", lambda x, n, axis: np.tile(x, (1, 1, n, 1)))):
@@ -257,7 +246,7 @@ for name, repeated in (("neighbours share", np.repeat), ("every second", lambda 
 # queries or keys included.
 
 # %%
-ledger("18.7-017", "18.7-018")
+judged("18.7-017", "18.7-018")
 lengths_q, lengths_k = np.array([5, 0, 17, 9]), np.array([12, 4, 17, 0])
 cu_q, cu_k = (np.append(0, np.cumsum(n)).astype(np.int32) for n in (lengths_q, lengths_k))
 q, k, v = normal(cu_q[-1], 2, 8), normal(cu_k[-1], 2, 8), normal(cu_k[-1], 2, 8)

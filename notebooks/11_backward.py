@@ -37,6 +37,7 @@ from flash_cuda import backward_hopper, backward_hopper_kernels, backward_tensor
 from flash_cuda.executors.emulator import Emulator
 from flash_cuda.executors.memory import KernelFault
 from flash_cuda.parts import backward_tensor_shapes, hopper_gradient_ops
+from reading import excerpt, judged
 from refimpl import backward, oracle
 from refimpl.observe import Tally
 from refimpl.tiling import Tile, cdiv
@@ -44,32 +45,11 @@ from refimpl.tiling import Tile, cdiv
 # %%
 from verify import judge
 from verify.case import Problem
-from verify.claims.ledger import load
 from verify.mutants import Graft
 from verify.mutants.mutant import Edit
 
 rng = np.random.default_rng(18)
-LEDGER = load()
 KERNEL = getsource(backward_hopper_kernels.make_kernel)
-
-
-# %%
-def judged(*ids):
-    """Recompute claims of the chapter and print what came of them."""
-    for id in ids:
-        claim = LEDGER[id]
-        print(f"{id} {claim.recompute().verdict:12} says: {claim.paraphrase}")
-        if claim.right:
-            print(f"{'':21} right: {claim.right}")
-
-
-def excerpt(first, last):
-    """Print the lines of the Hopper kernel from one that holds ``first`` to the next that holds ``last``."""
-    lines = KERNEL.splitlines()
-    start = next(k for k, line in enumerate(lines) if first in line)
-    stop = next(k for k in range(start, len(lines)) if last in lines[k])
-    print("\n".join(lines[start : stop + 1]))
-
 
 # %% [markdown]
 # ## 1 Five products
@@ -307,7 +287,7 @@ assert seen == [([name], left) for name, left in flight.waits()]
 # long been there:
 
 # %%
-excerpt("# products: dQ of the tile before", "ptx.wgmma_commit()")
+excerpt(KERNEL, "# products: dQ of the tile before", "ptx.wgmma_commit()")
 
 # %% [markdown]
 # Before the first tile there is none, and so a buffer of zeros: a branch around a product would make the assembler run
@@ -317,7 +297,7 @@ excerpt("# products: dQ of the tile before", "ptx.wgmma_commit()")
 # why:
 
 # %%
-excerpt("# That a buffer of dS has been read", "ptx.mbarrier_arrive(uint32(W_bars")
+excerpt(KERNEL, "# That a buffer of dS has been read", "ptx.mbarrier_arrive(uint32(W_bars")
 tiles = 2 * (2 * Bc * 128 + 2 * backward_hopper_kernels.STAGES * shape.Br * 128)  # K, V, Q and dO, bytes before dS
 places = [min(wait.first_operands) - 1024 - tiles for wait in waits if "dQ" in wait.finished]
 buffers = [place // (2 * Bc * shape.Br) for place in places]
