@@ -32,13 +32,13 @@ from figures.devices import A100
 from flash_cuda import ptx, step5_tensor_core
 from flash_cuda.executors.emulator import Emulator
 from flash_cuda.parts import tensor_ops
+
+# %%
 from reading import LEDGER, judged
 from refimpl import oracle, step2_flash_v1, step3_flash_v2, step4_causal
 from refimpl import step5_tensor_core as twin
 from refimpl.observe import Tally, Trace
 from refimpl.tiling import Tile, cdiv
-
-# %%
 from verify.mutants import MUTANTS, Graft, trial
 
 rng = np.random.default_rng(185)

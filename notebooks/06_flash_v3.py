@@ -32,12 +32,12 @@ from flash_cuda.executors import memory_bytes
 from flash_cuda.executors.emulator import Emulator
 from flash_cuda.parts import hopper_ops, hopper_shapes, schedule
 from flash_cuda.ptx import hopper as ptx_hopper
+
+# %%
 from reading import LEDGER, excerpt, judged
 from refimpl import oracle, step4_causal, step5_tensor_core
 from refimpl import step6_flash_v3 as twin
 from refimpl.tiling import Tile
-
-# %%
 from verify.claims.hardware import A100, H100
 from verify.mutants import Graft
 from verify.mutants.mutant import Edit

@@ -29,13 +29,13 @@ import numpy as np
 from figures import mask_claims, masks
 from flash_cuda import backward, general, interface
 from flash_cuda.executors.emulator import Emulator
+
+# %%
 from reading import judged
 from refimpl import masks as shipped
 from refimpl import options, oracle, scores, standard
 from refimpl.philox import Dropout, philox
 from refimpl.tiling import Tile
-
-# %%
 from verify import calls, judge, runner
 from verify.cases import DEFAULT
 from verify.registry import ALL

@@ -37,12 +37,12 @@ from flash_cuda import backward_hopper, backward_hopper_kernels, backward_tensor
 from flash_cuda.executors.emulator import Emulator
 from flash_cuda.executors.memory import KernelFault
 from flash_cuda.parts import backward_tensor_shapes, hopper_gradient_ops
+
+# %%
 from reading import excerpt, judged
 from refimpl import backward, oracle
 from refimpl.observe import Tally
 from refimpl.tiling import Tile, cdiv
-
-# %%
 from verify import judge
 from verify.case import Problem
 from verify.mutants import Graft
