@@ -14,8 +14,9 @@ from verify import barriers, calls, runner
 from verify.cases import DEFAULT
 from verify.registry import CUDA
 
-# Ragged both ways, shared key heads, a maximum that grows; gradients of such.
-CASES = ("causal_113x203", "gqa", "growing_max", "back_causal", "back_gqa")
+# Ragged both ways, shared key heads, a maximum that grows, a mask by rule; gradients of such, and those of a bias.
+CASES = ("causal_113x203", "gqa", "growing_max", "window_both", "back_causal", "back_gqa", "back_window_softcap",
+         "back_bias")  # fmt: skip
 SEEDS = 5
 REPEATS = 20
 POISON_SHARED = 224 << 10  # more than any block of ours uses; what a Hopper block may have is 227 KiB
@@ -47,8 +48,12 @@ CHECKS = (
 
 
 def orders(kernel, case, dtype) -> str | None:
-    """The first difference between thread orders, or what the emulator raises; None if there is neither."""
-    return _compare(_run(kernel, case, dtype, "emulated", seed) for seed in (None, *range(1, SEEDS + 1)))
+    """The first difference between thread orders, or what the emulator raises; None if there is neither.
+
+    Of a way to the gradients that adds up in whatever order only what the emulator raises counts.
+    """
+    told = _compare(_run(kernel, case, dtype, "emulated", seed) for seed in (None, *range(1, SEEDS + 1)))
+    return told or _watched(kernel, case, dtype)
 
 
 def repeats(kernel, case, dtype) -> str | None:
@@ -74,19 +79,24 @@ def delays(kernel, case, dtype) -> str | None:
     def runs():
         yield _run(kernel, case, dtype, "gpu")
         for seed in range(SEEDS):
-            copies = {name: barriers.delayed(name, seed) for name in modules_of(kernel)}
-            yield _run(kernel, case, dtype, "gpu", load=_loader(copies))
+            yield _run(kernel, case, dtype, "gpu", load=_slowed(tuple(modules_of(kernel)), seed).load)
 
     return _compare(runs())
 
 
+@cache
+def _slowed(modules, seed):
+    """The copies of a kernel's modules for a choice of warps; each compiles what it launches once for all cases."""
+    return barriers.delayed(modules, seed)
+
+
 def modules_of(kernel) -> list[str]:
-    """The modules with a kernel's barriers: forward, and backward if it has that."""
+    """The modules with barriers that a kernel may run, forward and backward if it has that."""
     entry = CUDA[kernel]
-    found = [entry.module]
+    roots = [entry.module]
     if "backward" in entry.options:
-        found.append(entry.attention_backward().__module__)
-    return list(dict.fromkeys(found))
+        roots.append(entry.gradients.module)
+    return barriers.modules(*roots)
 
 
 def cases_of(kernel, dtype) -> list[str]:
@@ -94,16 +104,13 @@ def cases_of(kernel, dtype) -> list[str]:
     return [case for case in CASES if not CUDA[kernel].refuses(DEFAULT[case], dtype)]
 
 
-def _loader(copies):
-    """An `import_module` that finds copies first."""
-    return lambda name: copies.get(name) or import_module(name)
-
-
-def _run(kernel, case, dtype, kind, seed=0, load=import_module, watch=True) -> dict:
+def _run(kernel, case, dtype, kind, seed=0, load=import_module, watch=True, way=-1, on=None) -> dict:
     """Outputs of one run on a fresh executor, by name.
 
     seed : of the emulated order of threads, or None for the natural one
     watch : whether the emulator raises on races, or lets them do to the numbers what they do
+    way : of the kernel's `ways` to the gradients; the last gives the same bits every run
+    on : executor to take in the place of one of that kind
     """
     entry = CUDA[kernel]
     plan = runner.Plan((entry,), (case,), (dtype,), executor=kind, small=kind != "gpu")
@@ -111,7 +118,33 @@ def _run(kernel, case, dtype, kind, seed=0, load=import_module, watch=True) -> d
     where = runner.placed(kind, plan.tile_of(kernel), seed)
     if not watch:
         where["on"] = import_module("flash_cuda.executors.emulator").Emulator(seed, watch=False)
-    return calls.outputs(entry, problem, where, load, way=-1)  # the last is to give the same bits every run
+    if on is not None:
+        where["on"] = on
+    return calls.outputs(entry, problem, where, load, way=way)
+
+
+def _watched(kernel, case, dtype, load=import_module) -> str | None:
+    """What the emulator raises in two orders of threads, whichever way to the gradients; None if nothing."""
+    for way in _ways(kernel, case):
+        for seed in (None, 1):
+            if told := _compare(_run(kernel, case, dtype, "emulated", seed, load, way=way) for _ in range(1)):
+                return told
+    return None
+
+
+def _ways(kernel, case) -> range:
+    """The ways to the gradients that a case goes: numbers of `Kernel.ways`."""
+    return range(len(CUDA[kernel].ways) if DEFAULT[case].backward else 1)
+
+
+def launched(kernel, case, dtype) -> set[str]:
+    """The modules that the kernels of a case are made of, whichever way to the gradients. Nothing is run."""
+    from verify.launched import Witness
+
+    witness = Witness()
+    for way in _ways(kernel, case):
+        _run(kernel, case, dtype, "emulated", way=way, on=witness)
+    return witness.modules
 
 
 def _compare(runs) -> str | None:
@@ -184,27 +217,22 @@ def seen_without(kernel, case, dtype, module, k, where) -> dict[str, str | None]
     ----------
     where : "emulated" or "gpu"
     """
-    copies = {module: barriers.without(module, k)}
-    load = _loader(copies)
+    copies = barriers.without(module, k)
     if where == "emulated":
-        watched = _compare(_run(kernel, case, dtype, where, seed, load) for seed in (None, 1))
 
         def unwatched():
             yield _run(kernel, case, dtype, where, None)
             for seed in (None, *range(1, SEEDS + 1)):
-                yield _run(kernel, case, dtype, where, seed, load, watch=False)
+                yield _run(kernel, case, dtype, where, seed, copies.load, watch=False)
 
-        return {"watched": watched, "bits, emulated": _compare(unwatched())}
+        return {"watched": _watched(kernel, case, dtype, copies.load), "bits, emulated": _compare(unwatched())}
 
-    def runs(module_of_seed, n):
+    def runs(copies_of_seed, n):
         yield _run(kernel, case, dtype, where)
         for seed in range(n):
-            yield _run(kernel, case, dtype, where, load=_loader({module: module_of_seed(seed)}))
-
-    def slow(seed):
-        return barriers.delayed(module, seed, gone=k)
+            yield _run(kernel, case, dtype, where, load=copies_of_seed(seed).load)
 
     return {
-        "repeats": _compare(runs(lambda seed: copies[module], REPEATS)),
-        "delays": _compare(runs(slow, SEEDS)),
+        "repeats": _compare(runs(lambda seed: copies, REPEATS)),
+        "delays": _compare(runs(lambda seed: barriers.delayed(modules_of(kernel), seed, gone=(module, k)), SEEDS)),
     }

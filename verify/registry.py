@@ -256,7 +256,7 @@ BRANCHES: dict[str, Kernel] = {
     "general": Kernel(
         "general", "18.7", "every option, as rules; gradients", "flash_cuda.general",
         options=_DENSE | _OPTIONS | {"varlen"},
-        gradients=Gradients("flash_cuda.backward", _DENSE | _OPTIONS | {"varlen"}),
+        gradients=Gradients("flash_cuda.backward", _DENSE | _OPTIONS | {"varlen"}, atomic=True),
     ),
 }  # fmt: skip
 # What kernels are measured against.

@@ -91,6 +91,7 @@ class Assembler:
     def __init__(self, *archs):
         self.ccs = {arch: parse_arch(arch) for arch in archs or ("sm_90a",)}
         self.reports = []
+        self._known = {}  # of each kernel that was assembled for such arguments before
 
     def input(self, name, array):
         return array
@@ -108,9 +109,13 @@ class Assembler:
         return array
 
     def launch(self, body, blocks, threads, args, shared=0):
-        for arch, (cubin, ptx) in assemble(body, tuple(numba_type(a) for a in args), self.ccs).items():
-            self.reports.append(Report(
-                kernel=body.__name__, arch=arch, f64=len(re.findall(r"\.f64\b", ptx)), **resources(cubin)))
+        key = body, tuple(numba_type(a) for a in args)
+        if key not in self._known:
+            self._known[key] = [
+                Report(kernel=body.__name__, arch=arch, f64=len(re.findall(r"\.f64\b", ptx)), **resources(cubin))
+                for arch, (cubin, ptx) in assemble(*key, self.ccs).items()
+            ]
+        self.reports += self._known[key]
 
 
 def assemble(body, signature, ccs):

@@ -269,8 +269,8 @@ class SharedBytes:
 
         barrier.copies.append((land, words.size * 2))
 
-    def _settled(self, at, clock, what, word=slice(None)):
-        """Raise unless who overwrites these chunks, or a word of each, knows that what is there came and was read."""
+    def _settled(self, at, clock, what):
+        """Raise unless who overwrites these chunks knows that what is there came and was read."""
         self._arrived(at, clock, f"{what}: another copy to its place need not have come yet")
         for group in range(WARPGROUPS):
             if (self._reads[group, at] > clock[group]).any():
@@ -279,9 +279,28 @@ class SharedBytes:
             for thread, count in self._loads[k].items():
                 if count > clock[ACCESSES + thread]:
                     raise Race(f"{what}: thread {thread} need not have read yet what is there")
-        writer = self._writer[at, word]
-        if ((writer != _NEVER) & (self._written[at, word] > clock[ACCESSES + writer])).any():
+        writer = self._writer[at]
+        if ((writer != _NEVER) & (self._written[at] > clock[ACCESSES + writer])).any():
             raise Race(f"{what}: another thread need not have stored yet what it stores there")
+
+    def _word_settled(self, at, k, clock, what):
+        """The same for one word of one chunk, number by number: most accesses are such, and arrays of one are slow."""
+        self._chunk_arrived(at, clock, f"{what}: another copy to its place need not have come yet")
+        for group in range(WARPGROUPS):
+            if self._reads[group, at] > clock[group]:
+                raise Race(f"{what}: warpgroup {group} need not have read yet what is there")
+        for thread, count in self._loads.get(at, {}).items():
+            if count > clock[ACCESSES + thread]:
+                raise Race(f"{what}: thread {thread} need not have read yet what is there")
+        writer = self._writer[at, k]
+        if writer != _NEVER and self._written[at, k] > clock[ACCESSES + writer]:
+            raise Race(f"{what}: another thread need not have stored yet what it stores there")
+
+    def _chunk_arrived(self, at, clock, what):
+        """As `_arrived`, of one chunk."""
+        slot = self._slot[at]
+        if slot != _NEVER and clock[slot] <= self._phase[at]:
+            raise Race(f"{what}: phase {self._phase[at]} of mbarrier {slot - WARPGROUPS}")
 
     def _arrived(self, at, clock, what):
         """Raise unless all copies to these chunks are known to have come."""
@@ -294,7 +313,7 @@ class SharedBytes:
         """A thread stores 32 bits."""
         at, k = self._word(address, "store")
         if self.watch:
-            self._settled(np.array([at]), thread.clock, f"store to byte {address - START}", k)
+            self._word_settled(at, k, thread.clock, f"store to byte {address - START}")
         index = self._count(thread)
         self._writer[at, k], self._written[at, k] = index, thread.clock[ACCESSES + index]
         self._slot[at] = _NEVER
@@ -307,7 +326,7 @@ class SharedBytes:
             raise OutOfBounds(f"load of {count} numbers from byte {address - START}: not on a boundary of their size")
         index = self._count(thread)
         if self.watch:
-            self._arrived(np.array([at]), thread.clock, f"load from byte {address - START}, of a copy not waited for")
+            self._chunk_arrived(at, thread.clock, f"load from byte {address - START}, of a copy not waited for")
             writer = self._writer[at, k : k + count]
             others = (writer != _NEVER) & (writer != index)
             if (others & (self._written[at, k : k + count] > thread.clock[ACCESSES + writer])).any():

@@ -381,7 +381,7 @@ OPTIONS = {
 def test_every_option_assembles_clean(d, name):
     """In either mode; with sums added one by one, as before sm_90, and by the compiler of sm_100, for some."""
     archs = ("sm_80", "sm_90a") if name in ("window", "alibi") else ("sm_90a",)
-    archs += ("sm_100", "sm_120") if name in ("softcap", "bias") else ()
+    archs += {"softcap": ("sm_100",), "bias": ("sm_120",)}.get(name, ())
     reports = assembled(d, OPTIONS[name], *archs, fp16=d == 64)
     assert {r.kernel for r in reports} == {"backward_keys_with_rules", "backward_queries_with_rules"}
     assert not unclean(reports)

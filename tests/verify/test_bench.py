@@ -155,7 +155,7 @@ def test_a_kernel_is_checked_and_launched_again(monkeypatch, direction, causal, 
     assert truth.wrong(truth.rmse(general.outputs())) is None and truth.wrong(float("nan"))
     assert truth.wrong(truth.rmse(1.05 * general.outputs()))
     general.work()
-    assert replayed == (["general"] if direction == "forward" else ["backward_rows", "backward_dq", "backward_dkv"])
+    assert replayed == (["general"] if direction == "forward" else ["backward_rows", "backward_atomic", "round_sums"])
     assert len(general.facts["fingerprint"]) == 12 and general.facts["tile"] == [64, 32]
 
 

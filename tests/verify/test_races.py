@@ -48,17 +48,39 @@ def test_only_the_asked_barrier_is_gone():
     assert barriers.barriers(STEP) == getsource(shipped).count("cuda.syncthreads()") == 4
     with pytest.raises(IndexError):
         barriers.without(STEP, 4)
-    assert barriers.without(STEP, 0).make_kernel is not shipped.make_kernel
+    assert barriers.without(STEP, 0).load(STEP).make_kernel is not shipped.make_kernel
     assert barriers.barriers(STEP) == 4  # the module itself is as it was
 
 
 def test_a_delayed_kernel_stalls_at_both_sides_of_every_barrier_and_computes_the_same():
     places = []
-    copy = barriers.delayed(STEP, 0, stall=lambda site: places.append(site))
+    copies = barriers.delayed([STEP], 0, stall=lambda module, site: places.append(site))
     shipped = races._run("step3_flash_v2", "causal_113x203", "fp16", "emulated")
-    slow = races._run("step3_flash_v2", "causal_113x203", "fp16", "emulated", load=races._loader({STEP: copy}))
+    slow = races._run("step3_flash_v2", "causal_113x203", "fp16", "emulated", load=copies.load)
     assert races.difference(shipped, slow) is None
     assert set(places) == set(range(8)) and places.count(0) == places.count(1)
+
+
+def test_a_delayed_kernel_sleeps_wherever_its_barriers_were_written():
+    """Also in the modules that its own import: the Hopper backward, rules on tensor cores."""
+    places = set()
+    modules = races.modules_of("step5_tensor_core")
+    copies = barriers.delayed(modules, 0, stall=lambda module, site: places.add((modules[module], site)))
+    for case in ("window_both", "back_window_softcap"):
+        wanted = races._run("step5_tensor_core", case, "fp16", "emulated")
+        slow = races._run("step5_tensor_core", case, "fp16", "emulated", load=copies.load)
+        assert races.difference(wanted, slow) is None
+    slept = {module for module, _ in places}
+    assert slept == races.launched("step5_tensor_core", "back_window_softcap", "fp16") & set(modules)
+    assert "flash_cuda.backward_hopper_kernels" in races.modules_of("step6_flash_v3")
+
+
+def test_every_barrier_belongs_to_a_kernel_that_a_case_launches():
+    """A module whose barriers no case comes by would never be looked at."""
+    waiting = set().union(*map(races.modules_of, races.CUDA))
+    seen = {module for kernel in races.CUDA for case in races.cases_of(kernel, "fp16")
+            for module in races.launched(kernel, case, "fp16")}  # fmt: skip
+    assert waiting - seen == set()
 
 
 @pytest.mark.slow
@@ -74,7 +96,7 @@ def test_a_delayed_kernel_sleeps_on_a_gpu():
             ((_, self.ptx),) = assembler.assemble(body, types, self.ccs).values()
 
     on, x = Kept("sm_80"), np.zeros((1, 1, 32, 16), np.float16)
-    barriers.delayed(STEP, 1).attention(x, x, x, on=on, tile=Tile(16, 16), threads=(4, 8))
+    barriers.delayed([STEP], 1).load(STEP).attention(x, x, x, on=on, tile=Tile(16, 16), threads=(4, 8))
     assert on.ptx.count("nanosleep.u32") == 2 * barriers.barriers(STEP)
 
 

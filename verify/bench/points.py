@@ -185,8 +185,8 @@ def fingerprint_of(name, direction) -> str:
 def tile_of(name, point):
     """[Br, Bc] that a kernel takes by itself: its own choice, out of its own table by head room, or the ladder's."""
     entry = registry.CUDA[name]
-    if point.direction == BACKWARD and entry.gradients.atomic:
-        tile = import_module(entry.gradients.module).tile_for(point.d, point.causal)
+    if point.direction == BACKWARD and (own := getattr(import_module(entry.gradients.module), "tile_for", None)):
+        tile = own(point.d, point.causal)
         return [tile.Br, tile.Bc]
     module = import_module(entry.module)
     if hasattr(module, "shape_for"):

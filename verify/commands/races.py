@@ -87,12 +87,14 @@ def _sanitizer_rows(kernel, dtype, where, jobs):
 
 
 def _self_test(kernels, dtype, where):
-    """A row a barrier: what each check says of the kernel without it."""
+    """A row a barrier: what each check says of the kernel without it, in the first case that launches it."""
     rows, jobs = [], []
     for kernel in kernels:
-        cases = races.cases_of(kernel, dtype)
-        for module in races.modules_of(kernel) if cases else ():
-            case = cases[-1] if module != CUDA[kernel].module else cases[0]
+        launches = {case: races.launched(kernel, case, dtype) for case in races.cases_of(kernel, dtype)}
+        for module in races.modules_of(kernel):
+            case = next((case for case, modules in launches.items() if module in modules), None)
+            if case is None:  # another kernel's
+                continue
             places = [node.lineno for node in barriers.sites(module) if "syncthreads" in barriers.name_of(node)]
             for k, line in enumerate(places):
                 row = _row(kernel, dtype, case, f"{module.removeprefix('flash_cuda.')}:{line}") | {"seen": {}}

@@ -136,7 +136,7 @@ def _is_module(name):
 
 
 @cache
-def _reach(name) -> frozenset:
+def reach(name) -> frozenset:
     """All modules of ours that a module imports, at whatever remove, and itself."""
     found, left = {name}, [name]
     while left:
@@ -146,32 +146,24 @@ def _reach(name) -> frozenset:
     return frozenset(found)
 
 
-class Graft:
-    """A view of our modules in which some edits have been made.
+class Copies:
+    """A view of our modules in which some have another source.
 
     Parameters
     ----------
-    edits : sequence of Edit
-    probe : bool
-        Raise `Reached` where an edit begins, to tell whether a call comes by.
-
-    Raises
-    ------
-    DoesNotApply
-        As `edited`.
-
-    Examples
-    --------
-    >>> attention = Graft(MUTANTS["O_not_rescaled"].edits).load("flash_cuda.step3_flash_v2").attention
+    texts : dict of str to str
+        Module name -> source.
+    names : dict of str to object
+        What all copies find besides, as globals.
     """
 
-    def __init__(self, edits, probe=False):
-        self._texts = probed(edits) if probe else edited(edits)
+    def __init__(self, texts, names=None):
+        self._texts, self._names = texts, names or {}
         self._copies = {}
         self._mark = next(_number)
 
     def load(self, name) -> ModuleType:
-        """Import a module: a copy if an edit reaches it, else the original.
+        """Import a module: a copy if a changed one is in its reach, else the original.
 
         Parameters
         ----------
@@ -179,7 +171,7 @@ class Graft:
             Dotted, as for `importlib.import_module`, in whose place it can be given.
         """
         ours = name.split(".")[0] in PACKAGES and _is_module(name)
-        if not ours or not _reach(name) & self._texts.keys():
+        if not ours or not reach(name) & self._texts.keys():
             return import_module(name)
         if name not in self._copies:
             self._copy(name)
@@ -190,6 +182,7 @@ class Graft:
         file = f"<mutant {self._mark} of {name}>"
         module = ModuleType(name)
         module.__file__ = file
+        module.__dict__.update(self._names)
         module.__dict__["__builtins__"] = {**vars(builtins), "__import__": self._import}
         self._copies[name] = module  # before it runs, as modules may import each other
         exec(compile(text, file, "exec"), module.__dict__)
@@ -211,3 +204,26 @@ class Graft:
                 for item, path in whole.items()
             }
         )
+
+
+class Graft(Copies):
+    """A view of our modules in which some edits have been made.
+
+    Parameters
+    ----------
+    edits : sequence of Edit
+    probe : bool
+        Raise `Reached` where an edit begins, to tell whether a call comes by.
+
+    Raises
+    ------
+    DoesNotApply
+        As `edited`.
+
+    Examples
+    --------
+    >>> attention = Graft(MUTANTS["O_not_rescaled"].edits).load("flash_cuda.step3_flash_v2").attention
+    """
+
+    def __init__(self, edits, probe=False):
+        super().__init__(probed(edits) if probe else edited(edits))
