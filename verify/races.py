@@ -11,12 +11,25 @@ from importlib import import_module
 import numpy as np
 
 from verify import barriers, calls, runner
-from verify.cases import DEFAULT
+from verify.cases import DEFAULT, Case, dense
 from verify.registry import CUDA
 
 # Ragged both ways, shared key heads, a maximum that grows, a mask by rule; gradients of such, and those of a bias.
 CASES = ("causal_113x203", "gqa", "growing_max", "window_both", "back_causal", "back_gqa", "back_window_softcap",
          "back_bias")  # fmt: skip
+# Small shapes for the self-test, in which some barrier is the only one between two threads, as in none of these.
+TIGHT = {case.id: case for case in (
+    Case(name, about, "races", shape, shape, having=having, backward=name.startswith("back_"))
+    for shape, name, having, about in (
+        (dense(20, 16, d=8), "one_tile", (), "one key tile: between reading Q and writing O there is one barrier"),
+        (dense(20, 16, d=8), "one_tile_by_rule", ("window_beyond",), "the same, with a rule"),
+        (dense(16, 16, d=8), "back_one_tile", (), "one tile each way, with gradients"),
+        (dense(16, 16, d=8), "back_one_tile_by_rule", ("window_beyond",), "the same, with a rule"),
+        (dense(5, 640, d=8), "dead_keys", ("window_narrow",), "more dead key tiles than a block looks ahead"),
+        (dense(5, 640, d=8), "back_dead_keys", ("window_narrow",), "the same, with gradients"),
+        (dense(640, 5, d=8), "back_dead_queries", ("window_narrow",), "more dead query tiles than a block looks ahead"),
+    )
+)}  # fmt: skip
 SEEDS = 5
 REPEATS = 20
 POISON_SHARED = 224 << 10  # more than any block of ours uses; what a Hopper block may have is 227 KiB
@@ -92,16 +105,27 @@ def _slowed(modules, seed):
 
 def modules_of(kernel) -> list[str]:
     """The modules with barriers that a kernel may run, forward and backward if it has that."""
-    entry = CUDA[kernel]
-    roots = [entry.module]
-    if "backward" in entry.options:
-        roots.append(entry.gradients.module)
-    return barriers.modules(*roots)
+    return barriers.modules(*_roots(CUDA[kernel]))
 
 
-def cases_of(kernel, dtype) -> list[str]:
-    """Those of `CASES` that a kernel takes."""
-    return [case for case in CASES if not CUDA[kernel].refuses(DEFAULT[case], dtype)]
+def own_modules_of(kernel) -> list[str]:
+    """Those that are no other kernel's: what a kernel borrows is looked at there."""
+    others = {root for entry in CUDA.values() if entry.name != kernel for root in _roots(entry)}
+    return [module for module in modules_of(kernel) if module not in others]
+
+
+def _roots(entry) -> list[str]:
+    return [entry.module, entry.gradients.module] if "backward" in entry.options else [entry.module]
+
+
+def cases_of(kernel, dtype, tight=False) -> list[str]:
+    """Those of `CASES` that a kernel takes, and of `TIGHT` if asked for."""
+    return [case for case in (*CASES, *(TIGHT if tight else ())) if not CUDA[kernel].refuses(case_of(case), dtype)]
+
+
+def case_of(name) -> Case:
+    """A case by name, out of the default ones or `TIGHT`."""
+    return TIGHT.get(name) or DEFAULT[name]
 
 
 def _run(kernel, case, dtype, kind, seed=0, load=import_module, watch=True, way=-1, on=None) -> dict:
@@ -114,7 +138,7 @@ def _run(kernel, case, dtype, kind, seed=0, load=import_module, watch=True, way=
     """
     entry = CUDA[kernel]
     plan = runner.Plan((entry,), (case,), (dtype,), executor=kind, small=kind != "gpu")
-    problem = entry.fitted(DEFAULT[case]).build(dtype, plan.small)
+    problem = entry.fitted(case_of(case)).build(dtype, plan.small)
     where = runner.placed(kind, plan.tile_of(kernel), seed)
     if not watch:
         where["on"] = import_module("flash_cuda.executors.emulator").Emulator(seed, watch=False)
@@ -134,7 +158,7 @@ def _watched(kernel, case, dtype, load=import_module) -> str | None:
 
 def _ways(kernel, case) -> range:
     """The ways to the gradients that a case goes: numbers of `Kernel.ways`."""
-    return range(len(CUDA[kernel].ways) if DEFAULT[case].backward else 1)
+    return range(len(CUDA[kernel].ways) if case_of(case).backward else 1)
 
 
 def launched(kernel, case, dtype) -> set[str]:
@@ -210,27 +234,44 @@ def poison_shared():
 # Taking barriers out: which check sees it.
 
 
-def seen_without(kernel, case, dtype, module, k, where) -> dict[str, str | None]:
-    """What each check says once the k-th barrier of a module is gone; None where it sees nothing.
+def seen_without(kernel, cases, dtype, module, k, where) -> dict[str, str | None]:
+    """What each check says once the k-th barrier of a module is gone, in the first of several cases that shows it.
 
     Parameters
     ----------
     where : "emulated" or "gpu"
+
+    Returns
+    -------
+    dict of str to (str or None)
+        By check, None where it sees nothing; and the case, as "case".
     """
+    look, seen = {"emulated": _seen_emulated, "gpu": _seen_on_gpu}[where], {}
+    for case in cases:
+        seen = look(kernel, case, dtype, module, k)
+        if any(seen.values()):
+            break
+    return {**seen, "case": case}
+
+
+def _seen_emulated(kernel, case, dtype, module, k):
     copies = barriers.without(module, k)
-    if where == "emulated":
 
-        def unwatched():
-            yield _run(kernel, case, dtype, where, None)
-            for seed in (None, *range(1, SEEDS + 1)):
-                yield _run(kernel, case, dtype, where, seed, copies.load, watch=False)
+    def unwatched():
+        yield _run(kernel, case, dtype, "emulated", None)
+        for seed in (None, *range(1, SEEDS + 1)):
+            yield _run(kernel, case, dtype, "emulated", seed, copies.load, watch=False)
 
-        return {"watched": _watched(kernel, case, dtype, copies.load), "bits, emulated": _compare(unwatched())}
+    return {"watched": _watched(kernel, case, dtype, copies.load), "bits, emulated": _compare(unwatched())}
+
+
+def _seen_on_gpu(kernel, case, dtype, module, k):
+    copies = barriers.without(module, k)
 
     def runs(copies_of_seed, n):
-        yield _run(kernel, case, dtype, where)
+        yield _run(kernel, case, dtype, "gpu")
         for seed in range(n):
-            yield _run(kernel, case, dtype, where, load=copies_of_seed(seed).load)
+            yield _run(kernel, case, dtype, "gpu", load=copies_of_seed(seed).load)
 
     return {
         "repeats": _compare(runs(lambda seed: copies, REPEATS)),

@@ -35,9 +35,20 @@ def test_every_order_gives_the_same_bits():
 @pytest.mark.parametrize("k", range(barriers.barriers(STEP)))
 def test_a_missing_barrier_is_seen_and_changes_bits(k):
     """Both by the watch and by the numbers of other orders: the orders are other orders."""
-    seen = races.seen_without("step3_flash_v2", "causal_113x203", "fp16", STEP, k, "emulated")
+    seen = races.seen_without("step3_flash_v2", ["causal_113x203"], "fp16", STEP, k, "emulated")
     assert seen["watched"].split(":")[0] in ("Race", "UninitialisedRead")
     assert seen["bits, emulated"].startswith("run ")
+
+
+@pytest.mark.parametrize("kernel, module, k, case", [
+    ("step5_tensor_core", "step5_tensor_core", 1, "one_tile"), ("general", "general", 0, "dead_keys"),
+    ("step5_tensor_core", "parts.tensor_rule_ops", 0, "dead_keys"),
+])  # fmt: skip
+def test_a_barrier_that_is_seldom_the_only_one_has_its_case(kernel, module, k, case):
+    """No ordinary case needs it; the first of the tight ones that does says so."""
+    cases = [c for c in races.cases_of(kernel, "fp16", tight=True) if not races.case_of(c).backward]
+    seen = races.seen_without(kernel, cases, "fp16", f"flash_cuda.{module}", k, "emulated")
+    assert seen["case"] == case and seen["watched"].startswith("Race")
 
 
 def test_only_the_asked_barrier_is_gone():
@@ -168,13 +179,14 @@ def test_a_difference_is_exit_1(in_process, monkeypatch, capsys):
 
 @HERE
 def test_the_self_test_fails_if_nobody_sees_that_a_barrier_is_gone(in_process, monkeypatch, capsys):
-    seen = {"watched": None, "bits, emulated": None}
-    first = {"watched": None, "bits, emulated": "run 1: O"}
-    monkeypatch.setattr(races, "seen_without", lambda *call: seen if call[4] else first)
+    seen = {"watched": None, "bits, emulated": None, "case": "gqa"}
+    first = {"watched": None, "bits, emulated": "run 1: O", "case": "gqa"}
+    monkeypatch.setattr(races, "seen_without", lambda *call: dict(seen if call[4] else first))
     assert main(["races", "--kernels", "step4_causal", "--self-test"]) == 1
     out = capsys.readouterr().out
     assert out.count("no check sees that this barrier is gone") == 3 and "other bits" in out
-    monkeypatch.setattr(races, "seen_without", lambda *call: {"watched": "Race: x", "bits, emulated": None})
+    watched = {"watched": "Race: x", "bits, emulated": None, "case": "gqa"}
+    monkeypatch.setattr(races, "seen_without", lambda *call: dict(watched))
     assert main(["races", "--kernels", "step4_causal", "--self-test"]) == 0
 
 

@@ -87,19 +87,21 @@ def _sanitizer_rows(kernel, dtype, where, jobs):
 
 
 def _self_test(kernels, dtype, where):
-    """A row a barrier: what each check says of the kernel without it, in the first case that launches it."""
+    """A row a barrier: what each check says of the kernel without it, in the first case where one sees that."""
     rows, jobs = [], []
     for kernel in kernels:
-        launches = {case: races.launched(kernel, case, dtype) for case in races.cases_of(kernel, dtype)}
-        for module in races.modules_of(kernel):
-            case = next((case for case, modules in launches.items() if module in modules), None)
-            if case is None:  # another kernel's
+        cases = races.cases_of(kernel, dtype, tight=True)
+        launches = {case: races.launched(kernel, case, dtype) for case in cases}
+        for module in races.own_modules_of(kernel) if cases else ():
+            come_by = [case for case in cases if module in launches[case]]
+            if not come_by:  # another kernel's, which it only knows of
                 continue
             places = [node.lineno for node in barriers.sites(module) if "syncthreads" in barriers.name_of(node)]
             for k, line in enumerate(places):
-                row = _row(kernel, dtype, case, f"{module.removeprefix('flash_cuda.')}:{line}") | {"seen": {}}
+                name = f"{module.removeprefix('flash_cuda.')}:{line}"
+                row = _row(kernel, dtype, come_by[0], name) | {"seen": {}}
                 rows.append(row)
-                jobs += [("verify.races:seen_without", (kernel, case, dtype, module, k, w), row) for w in where]
+                jobs += [("verify.races:seen_without", (kernel, come_by, dtype, module, k, w), row) for w in where]
     _run(jobs, where)
     for row in rows:
         if not row["problem"] and not any(row["seen"].values()):
@@ -124,6 +126,7 @@ def _run(jobs, where):
             )
             for (_, row), (told, failure) in zip(mine, answers, strict=True):
                 if isinstance(told, dict):
+                    row["case"] = told.pop("case")
                     row["seen"] |= told
                 else:
                     row["problem"] = told
