@@ -178,7 +178,7 @@ for name in bugs:
 # %%
 module, case = "flash_cuda.step3_flash_v2", "causal_113x203"
 for k in range(barriers.barriers(module)):
-    seen = races.seen_without("step3_flash_v2", case, "fp16", module, k, "emulated")
+    seen = races.seen_without("step3_flash_v2", [case], "fp16", module, k, "emulated")
     print(f"barrier {k}: {seen['watched'].split(':')[0]}; unwatched, in other orders: {seen['bits, emulated']}")
     assert all(seen.values())
 assert races.orders("step3_flash_v2", case, "fp16") is None
