@@ -60,14 +60,7 @@ from flash_cuda.parts.backward_tensor_call import (
     results,
     set_up,
 )
-from flash_cuda.parts.backward_tensor_shapes import (
-    KEYS,
-    KEYS_ALONE,
-    KEYS_BEFORE_90,
-    KEYS_BY_ELEMENT,
-    KEYS_FROM_100,
-    QUERIES,
-)
+from flash_cuda.parts.backward_tensor_shapes import KEYS, QUERIES, usual_keys
 from flash_cuda.parts.tensor_gradient_ops import tensor_gradient_ops
 from flash_cuda.parts.tensor_layout import side_by_side
 from flash_cuda.parts.tensor_ops import tensor_ops
@@ -328,7 +321,7 @@ def attention_backward(
     deterministic : bool
         The same bits every run; or dQ by atomic additions, with five products a tile instead of seven.
     tile : refimpl.tiling.Tile, optional
-        Br and Bc powers of two from 16 on; by `KEYS`, `KEYS_ALONE` and `QUERIES` if not given.
+        Br and Bc powers of two from 16 on; by the tables of `parts.backward_tensor_shapes` if not given.
     threads
         Taken as every backward pass does, and of no effect.
     keys, queries : Shape, optional
@@ -376,15 +369,6 @@ def attention_backward(
     else:
         launch_round(p, setting, keys, sums, dQ)
     return results(p, dQ, dK, dV)
-
-
-def usual_keys(setting, deterministic):
-    """The `Shape` of the kernel with keys as rows, if none is given."""
-    if deterministic:
-        return KEYS_ALONE[setting.D]
-    if setting.fill == "single":
-        return KEYS_BY_ELEMENT[setting.D]
-    return (KEYS_FROM_100 if setting.later else KEYS if setting.vector else KEYS_BEFORE_90)[setting.D]
 
 
 def tile_for(d, causal=False):

@@ -63,6 +63,15 @@ def fitting(shape, D, keys, limit):
     return shape
 
 
+def usual_keys(setting, deterministic):
+    """The `Shape` of the kernel with keys as rows, if none is given."""
+    if deterministic:
+        return KEYS_ALONE[setting.D]
+    if setting.fill == "single":
+        return KEYS_BY_ELEMENT[setting.D]
+    return (KEYS_FROM_100 if setting.later else KEYS if setting.vector else KEYS_BEFORE_90)[setting.D]
+
+
 def chosen(name, given, usual, tile, D, keys, limit):
     """The shape that is given; or the usual one with the tile (rows, columns), or as far as shared memory allows."""
     return usable(name, given or (usual._replace(rows=tile[0], columns=tile[1], band=16) if tile else
