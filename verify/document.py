@@ -32,8 +32,8 @@ def build(results, executor) -> dict:
     -------
     dict
         schema, kind ("verify"), made (UTC), executor, device, driver, python, packages, commit, factor, fingerprints
-        of cases and bounds (judged_by) and of the kernels that ran, counts by verdict, and results as `Result.to_dict`
-        gives them.
+        of cases and bounds (judged_by) and of the kernels that ran, their ways to the gradients, counts by verdict, and
+        results as `Result.to_dict` gives them.
     """
     ran = dict.fromkeys(r.kernel for r in results if r.executor != "numpy" and r.verdict != "skip")
     return {
@@ -41,6 +41,7 @@ def build(results, executor) -> dict:
         "factor": tolerance.FACTOR,
         "judged_by": judging(),
         "fingerprints": {kernel: _fingerprint(kernel) for kernel in ran},
+        "ways": {kernel: _ways(kernel) for kernel in ran},
         "counts": counts(results),
         "results": [result.to_dict() for result in results],
     }
@@ -94,15 +95,22 @@ def newest_gpu(folder=RECORDS) -> dict | None:
 
 
 def stale(document) -> set[str]:
-    """Kernels of a recorded run whose code has changed since."""
+    """Kernels of a recorded run whose code has changed since, or of whose ways to the gradients not all were judged."""
     if document is None:
         return set()
-    return {kernel for kernel, name in document.get("fingerprints", {}).items() if _fingerprint(kernel) != name}
+    ways = document.get("ways", {})
+    return {kernel for kernel, name in document.get("fingerprints", {}).items()
+            if _fingerprint(kernel) != name or _ways(kernel) != ways.get(kernel, [{}])}  # fmt: skip
 
 
 def judged_otherwise(document) -> bool:
     """Whether cases or bounds have changed since a recorded run, so that its counts and ratios are of older ones."""
     return document.get("judged_by") != judging()
+
+
+def _ways(kernel):
+    """A kernel's ways to the gradients, as JSON has them."""
+    return list(CUDA[kernel].ways) if kernel in CUDA else [{}]
 
 
 def _fingerprint(kernel):

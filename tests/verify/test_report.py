@@ -182,3 +182,13 @@ def test_every_case_belongs_to_one_group_of_the_matrix():
     """Kinds follow each other without a break, as the matrix prints a heading where the kind changes."""
     kinds = [case.kind for case in DEFAULT.values()]
     assert len(set(kinds)) == 1 + sum(a != b for a, b in pairwise(kinds))
+
+
+def test_a_record_that_judged_fewer_ways_is_stale():
+    """A second way to the gradients is not covered by what was recorded before there was one."""
+    from verify import document
+    from verify.document import _fingerprint, _ways
+
+    made = {"fingerprints": {name: _fingerprint(name) for name in ("step3_flash_v2", "general")}}
+    assert document.stale(made) == {"general"}
+    assert document.stale(made | {"ways": {"general": _ways("general")}}) == set()

@@ -98,7 +98,7 @@ BARS = (
 )
 # Of the kernel's RMSE over the peer's.
 ERROR_BAR = 1.05
-LATENCY_BAR_US = 20  # of the host, for the launches of a call whose arguments are prepared, calls in a row
+LATENCY_BAR_US = 20  # of the host, for the launches of a call whose arguments are prepared
 
 
 @dataclass(frozen=True)
