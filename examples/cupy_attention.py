@@ -4,16 +4,17 @@ import cupy
 
 SOURCE = r"""
 #include <cuda_fp16.h>
+#define INFINITY __int_as_float(0x7f800000)  // NVRTC brings no math.h
 extern "C" __global__ void attention(
-    const T* q, const T* k, const T* v, T* o, float* lse, float scale, int causal,
+    const STORED* q, const STORED* k, const STORED* v, STORED* o, float* lse, float scale, int causal,
     int H, int Hk, int Nq, int Nk, int d, int dv)
 {
     int row = blockIdx.x * blockDim.y + threadIdx.y, h = blockIdx.y, b = blockIdx.z, lane = threadIdx.x;
     if (row >= Nq) return;
     int h_k = h / (H / Hk);
-    const T* q_row = q + ((size_t)(b * H + h) * Nq + row) * d;
-    const T* k_head = k + (size_t)(b * Hk + h_k) * Nk * d;
-    const T* v_head = v + (size_t)(b * Hk + h_k) * Nk * dv;
+    const STORED* q_row = q + ((size_t)(b * H + h) * Nq + row) * d;
+    const STORED* k_head = k + (size_t)(b * Hk + h_k) * Nk * d;
+    const STORED* v_head = v + (size_t)(b * Hk + h_k) * Nk * dv;
 
     float m = -INFINITY, l = 0.0f, acc[8] = {};  // head dims up to 256: eight columns a lane
     int end = causal ? min(Nk, row + Nk - Nq + 1) : Nk;
@@ -30,10 +31,10 @@ extern "C" __global__ void attention(
         }
         m = m_new;
     }
-    T* o_row = o + ((size_t)(b * H + h) * Nq + row) * dv;
+    STORED* o_row = o + ((size_t)(b * H + h) * Nq + row) * dv;
     for (int i = 0; i < 8; ++i) {
         int c = lane + 32 * i;
-        if (c < dv) o_row[c] = (T)(l > 0.0f ? acc[i] / l : 0.0f);
+        if (c < dv) o_row[c] = (STORED)(l > 0.0f ? acc[i] / l : 0.0f);
     }
     if (lane == 0) lse[(size_t)(b * H + h) * Nq + row] = l > 0.0f ? m + logf(l) : -INFINITY;
 }
@@ -53,7 +54,7 @@ def attn(q, k, v, *, scale=None, causal=False):
     scale = d**-0.5 if scale is None else scale
     o = cupy.empty((B, H, Nq, dv), q.dtype)
     lse = cupy.empty((B, H, Nq), cupy.float32)
-    kernel = cupy.RawKernel(SOURCE, "attention", options=(f"-DT={TYPES[q.dtype.name]}",))
+    kernel = cupy.RawKernel(SOURCE, "attention", options=(f"-DSTORED={TYPES[q.dtype.name]}",))
     grid = (-(-Nq // ROWS), H, B)
     sizes = (H, Hk, Nq, Nk, d, dv)
     kernel(grid, (32, ROWS), (q, k, v, o, lse, cupy.float32(scale), cupy.int32(causal), *map(cupy.int32, sizes)))

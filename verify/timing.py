@@ -8,8 +8,9 @@ before and just after the work.
 *Waiting counted as work.* An idle device reaches the first event at once and then waits until the host has got the work
 ready: tens of microseconds in Python, as long as a small kernel runs. So each run has a head start: while the
 device is still writing a buffer, the host gets events and work into the queue. How long the host takes is a figure of
-its own, `latency_us`, taken twice: for calls in a row, and for a call after a wait, where a host that has waited many
-milliseconds for a kernel also takes its time to be back, whatever it then does.
+its own, `latency_us`, taken twice: for calls in a row, and for a call after a wait. A host that has waited many
+milliseconds for a kernel is slow at whatever it then does, so what some additions in Python take it at the same two
+moments is kept beside.
 
 *A cache left warm.* The buffer of the head start is several times as large as the L2, so that no input is found there.
 For the warm time the work runs once more in between.
@@ -30,6 +31,7 @@ ROUNDS = 24
 WARM_RUNS = 5
 LATENCY_RUNS = 15
 WARMUPS = 3
+ADDITIONS = 200  # in Python: work for the host alone, a few microseconds
 MARGIN = 2.0  # the head start is this many times as long as the host needs
 
 
@@ -95,10 +97,11 @@ class Clock:
         work()
         return self._timed(work)
 
-    def latency_us(self, work, runs=LATENCY_RUNS, waiting=True):
+    def latency_us(self, work, runs=LATENCY_RUNS, waiting=True, instead=None):
         """Microseconds that the host takes to launch the work: median.
 
         ``waiting``: each time into an empty queue, after a wait for what was in it; else one call after another.
+        ``instead``: what is timed in the place of the work, which is launched behind it.
         """
         taken = []
         self.device.wait()
@@ -108,8 +111,10 @@ class Clock:
             if waiting:
                 self.device.wait()
             begin = self.device.host_ms()
-            work()
+            (instead or work)()
             taken.append(self.device.host_ms() - begin)
+            if instead:
+                work()
         self.device.wait()
         return 1e3 * float(np.median(taken))
 
@@ -165,6 +170,8 @@ class Times:
         Of the host after a wait, for the work as it is timed, and as a CUDA graph if it can be one.
     queued_us, graph_queued_us : float
         Of the host for calls in a row, likewise.
+    plain_us, plain_queued_us : float
+        Of the host for `ADDITIONS` additions in Python, after a wait for the CUDA graph and in a row.
     """
 
     ms: list = field(default_factory=list)
@@ -173,6 +180,8 @@ class Times:
     graph_us: float = float("nan")
     queued_us: float = float("nan")
     graph_queued_us: float = float("nan")
+    plain_us: float = float("nan")
+    plain_queued_us: float = float("nan")
 
 
 def interleaved(clock, contenders, rounds=ROUNDS, seconds=3.0, fewest=1) -> dict[str, Times]:
@@ -210,7 +219,10 @@ def interleaved(clock, contenders, rounds=ROUNDS, seconds=3.0, fewest=1) -> dict
                     clock.cold(c.work)
                 times.latency_us, times.queued_us = _both_latencies(clock, c.work)
                 if c.graph:
-                    times.graph_us, times.graph_queued_us = _both_latencies(clock, c.graph())
+                    graph = c.graph()
+                    times.graph_us, times.graph_queued_us = _both_latencies(clock, graph)
+                    times.plain_us = clock.latency_us(graph, instead=_additions)
+                    times.plain_queued_us = clock.latency_us(_additions, waiting=False)
     # One head start for all, long enough for the slowest host: the same conditions for everyone.
     clock.give_start(max(t.latency_us for t in found.values()) / 1e3)
     for k in range(rounds):
@@ -227,6 +239,13 @@ def interleaved(clock, contenders, rounds=ROUNDS, seconds=3.0, fewest=1) -> dict
 
 def _both_latencies(clock, work):
     return clock.latency_us(work), clock.latency_us(work, waiting=False)
+
+
+def _additions():
+    total = 0
+    for n in range(ADDITIONS):
+        total += n
+    return total
 
 
 def missing():

@@ -1,11 +1,13 @@
 """The examples: the right ones pass, the wrong ones fail for what they say is wrong with them."""
 
 import difflib
+import re
 from pathlib import Path
 
 import pytest
 
 from verify.cases import DEFAULT
+from verify.diagnose import in_examples
 from verify.executors import gpu_missing
 from verify.foreign import arrays
 from verify.foreign import probe as foreign_probe
@@ -68,6 +70,25 @@ def test_wrong_numpy_example_fails_beyond_one_tile():
     """Its tile of 64 is longer than the small shapes: the full ones are needed, and a row of growing N has them."""
     results = judged("numpy_attention_wrong", ("square", "tile", "tile_plus_1"), small=False)
     assert results == {"square": "fail", "tile": "pass", "tile_plus_1": "fail"}
+
+
+@pytest.mark.parametrize("name", ["cupy_attention.py", "cupy_attention_wrong.py", *(
+    bug for bug in in_examples.EXAMPLES if bug.file == "cupy_attention.py")], ids=lambda name: getattr(name, "bug", name))
+def test_cuda_sources_compile(name):
+    """CuPy hands them to NVRTC, which needs no GPU and knows neither math.h nor a reader's good will."""
+    nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="no NVRTC: install the cu13 extra")
+    headers = pytest.importorskip("cuda.pathfinder").find_nvidia_header_directory("cudart")
+    text = FOLDER.joinpath(getattr(name, "file", name)).read_text()
+    for old, new in getattr(name, "edits", ()):
+        text = text.replace(old, new)
+    source = re.search(r'SOURCE = r"""(.*?)"""', text, re.DOTALL)[1]
+    for stored in dict(re.findall(r'"(float\d\d)": "(\w+)"', text)).values():
+        options = ["--gpu-architecture=sm_90", f"-I{headers}", f"-DSTORED={stored}"]
+        status, program = nvrtc.nvrtcCreateProgram(source.encode(), b"attention.cu", 0, [], [])
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+        log = bytearray(nvrtc.nvrtcGetProgramLogSize(program)[1])
+        nvrtc.nvrtcGetProgramLog(program, log)
+        assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, log.decode()
 
 
 def test_gradients_of_the_numpy_example():

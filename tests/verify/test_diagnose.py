@@ -151,6 +151,17 @@ def test_the_backward_pass_is_looked_at_when_the_forward_is_right():
     assert found.names[0] == "not_divided"
 
 
+@pytest.mark.parametrize("wrong", ["first", "last", "shape"])
+def test_of_two_ways_to_the_gradients_the_wrong_one_is_looked_at(wrong, monkeypatch):
+    """Whether a kernel adds them up by atomics or not, its fault is found."""
+    probe = next(p for p in battery("fp32", small=True) if "dK" in p.truth)
+    right = dict(probe.truth)
+    off = right | {"dK": right["dK"][..., :1] if wrong == "shape" else right["dK"] + 1}
+    monkeypatch.setattr(subjects.calls, "runs", lambda *given: iter([off, right] if wrong == "first" else [right, off]))
+    got = subjects.run_ours("general", probe, "emulated")
+    assert got["dK"] is off["dK"] and got["dQ"] is right["dQ"]
+
+
 def test_plants_apply_and_their_names_exist():
     """Every edit of the list finds its text, and what is expected is in the library."""
     from verify.mutants import MUTANTS

@@ -35,6 +35,13 @@ def test_a_host_that_has_waited_is_slower():
     assert clock.latency_us(work) == pytest.approx(50.0)
     assert clock.latency_us(work, waiting=False) == pytest.approx(10.0)
 
+    def plain():
+        device._host += 0.007 if waited[0] else 0.002
+        waited[0] = False
+
+    assert clock.latency_us(work, instead=plain) == pytest.approx(7.0)  # the work follows, and is waited for
+    assert clock.latency_us(plain, waiting=False) == pytest.approx(2.0)
+
 
 def test_without_a_head_start_the_host_is_timed():
     device = Device()

@@ -11,6 +11,7 @@ from verify.bench import points as bench_points
 from verify.bench.limits import Ceiling
 from verify.timing import FLUSH_BYTES, ROUNDS, interleaved
 
+OF_THE_HOST = ("queued_us", "graph_us", "graph_queued_us", "plain_us", "plain_queued_us")  # see timing.Times
 PLACES = 5  # decimals of a millisecond: a hundredth of what an event resolves
 KEY = ("direction", "dtype", "causal", "d", "N", "B", "H")
 
@@ -91,8 +92,7 @@ class Bench:
             "min_ms": round(float(min(times.ms)), PLACES),
             "warm_ms": round(float(np.median(times.warm_ms)), PLACES) if times.warm_ms else None,
             "latency_us": round(times.latency_us, 1),
-            **{name: round(us, 1) for name in ("queued_us", "graph_us", "graph_queued_us")
-               if not np.isnan(us := getattr(times, name))},
+            **{name: round(us, 1) for name in OF_THE_HOST if not np.isnan(us := getattr(times, name))},
             "tflops": round(work.tflops(median), 2),
             "gb_per_s": round(work.gb_per_s(median), 1),
             "of_measured": _shares(self.measured, work, median),

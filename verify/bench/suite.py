@@ -212,14 +212,17 @@ def accuracy(bar: Bar, record: dict) -> Accuracy | None:
     return Accuracy(bar, float(np.exp(np.mean(np.log(ours / theirs)))), len(both))
 
 
-def latency_us(kernel: str, record: dict, way: str) -> float | None:
-    """The host's time for a call at the point where it is worst; None if the record has none.
+def latency_us(kernel: str, record: dict, way: str, over=np.max) -> float | None:
+    """The host's time for a call; None if the record has none.
 
     Parameters
     ----------
     way : str
         The row's entry: "queued_us" of launches one by one or "graph_queued_us" of one CUDA graph, for calls in a row;
-        "latency_us" or "graph_us" for calls after a wait.
+        "latency_us" or "graph_us" for calls after a wait; "plain_queued_us" or "plain_us" of no call at all, see
+        `timing.Times`.
+    over : callable
+        Makes one number of those of all points: the worst, if nothing else is said.
     """
     taken = [row[way] for row in record["rows"] if row["name"] == kernel and way in row]
-    return float(np.max(taken)) if taken else None
+    return float(over(taken)) if taken else None

@@ -16,7 +16,10 @@ from verify.progress import bar
 from verify.registry import CUDA
 
 LIMIT = 300.0  # seconds for one check of one case, compilation included
-SANITIZE = "verify.sanitizer:sanitize"
+SANITIZE, DELAYS = "verify.sanitizer:sanitize", "verify.races:delays"
+# One at a time on a GPU: repeated runs want it as it is, and nobody else may use shared memory once it is spoilt. What
+# sleeps may sleep longer beside others, a sanitizer sees its own kernels only, and what is emulated is not there.
+ALONE = ("verify.races:repeats", "verify.races:poisoned", "verify.races:seen_without")
 
 
 def add_arguments(parser):
@@ -118,9 +121,8 @@ def _run(jobs, where):
                 function,
                 [arguments for arguments, _ in mine],
                 limit=LIMIT,
-                # One at a time on a GPU, as others would change what is seen; what the sanitizer sees they do not.
-                jobs=1 if "gpu" in where and function != SANITIZE else None,
-                groups=[arguments[0] for arguments, _ in mine] if function != SANITIZE else range(len(mine)),
+                jobs=1 if "gpu" in where and function in ALONE else None,
+                groups=range(len(mine)) if function in (SANITIZE, DELAYS) else [arguments[0] for arguments, _ in mine],
                 fresh="gpu" in where,
                 progress=update,
             )

@@ -5,11 +5,13 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 
+import numpy as np
+
 from refimpl.tiling import Tile
 from verify import calls, executors
 from verify.case import SMALL_THREADS, SMALL_TILE
 from verify.diagnose.probe import Probe
-from verify.diagnose.subject import Subject
+from verify.diagnose.subject import Subject, near
 from verify.foreign.call import call
 from verify.foreign.facts import usual
 from verify.foreign.signature import NEEDS, backward_signature, signature
@@ -53,8 +55,17 @@ def run_ours(name, probe, executor, tile=None, load=import_module, watch=True) -
         size = tile or kernel.tile(Tile(SMALL_TILE, SMALL_TILE) if executor == "emulated" else Tile(64, 64))
         where["tile"] = load("refimpl.tiling").Tile(size.Br, size.Bc)
     # Gradients from the kernel's own O and lse, as its scores' errors and those of its lse cancel in P.
-    outputs = calls.outputs(kernel, problem, where, load=load)
-    return {name: outputs[name] for name in probe.truth}
+    ways = kernel.judged_ways(executor == "emulated")
+    found = [{n: outputs[n] for n in probe.truth} for outputs in calls.runs(kernel, problem, where, load, ways)]
+    return max(found, key=lambda outputs: _wrong(outputs, probe))
+
+
+def _wrong(outputs, probe) -> float:
+    """How many numbers are off: of several ways to the gradients the one that fails is looked at."""
+    pairs = [(np.asarray(x).astype(np.float64), name) for name, x in outputs.items()]
+    if any(x.shape != probe.truth[name].shape for x, name in pairs):
+        return np.inf
+    return sum((~near(x, probe.truth[name], probe.tolerance[name])).sum() for x, name in pairs)
 
 
 def registered(name, executor) -> Subject:
