@@ -1,15 +1,15 @@
-"""The README's tables, of kernels and of speeds, written from the registry and the newest records: nothing is typed."""
+"""The README's tables, written from the registry and the newest records: nothing is typed."""
 
 import re
 import sys
 from pathlib import Path
 
-from figures import readme_speed, records
+from figures import readme_peers, readme_speed, records
 from verify import document, summary
 from verify.registry import JUDGED
 
 README = Path(__file__).resolve().parents[1] / "README.md"
-BLOCK = re.compile(r"(<!-- (steps|speed):begin[^>]*-->\n)(.*?)(<!-- \2:end -->)", re.S)
+BLOCK = re.compile(r"(<!-- (steps|speed|peers):begin[^>]*-->\n)(.*?)(<!-- \2:end -->)", re.S)
 DTYPES = ("fp32", "fp16", "bf16")
 # The size at which times are quoted, if it was measured.
 QUOTED = {"Nq": 4096, "Nk": 4096, "d": 64}
@@ -91,7 +91,7 @@ def update(check: bool = False, readme: Path = README) -> int:
         0, or 1 if `check` found it out of step.
     """
     text = readme.read_text()
-    tables = {"steps": table, "speed": readme_speed.table}
+    tables = {"steps": table, "speed": readme_speed.table, "peers": readme_peers.table}
     fresh = BLOCK.sub(lambda match: match[1] + tables[match[2]]() + match[4], text)
     if check:
         if fresh != text:

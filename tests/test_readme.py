@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from figures import readme
+from figures import readme, readme_peers
 from verify.fingerprint import fingerprint
 from verify.registry import KERNELS
 
@@ -26,6 +26,18 @@ def test_check_notices_a_number_typed_by_hand(tmp_path, capsys):
     assert "out of step" in capsys.readouterr().err
     assert readme.update(readme=copy) == 0
     assert copy.read_text() == TEXT
+
+
+def test_cards_of_others_make_a_table(tmp_path):
+    """The newest of each, GPUs' only; a type that was not taken is no row of noughts."""
+    assert "has been recorded yet" in readme_peers.table(tmp_path)
+    card = json.loads((ROOT / "verify/records/h200_sdpa_flash.json").read_text())
+    for name, change in (("new", {}), ("emulated", {"kernel": "a", "executor": "emulated"}),
+                         ("old", {"made": "2020-01-01T00:00:00+00:00", "verdict": "fail"})):  # fmt: skip
+        (tmp_path / f"{name}.json").write_text(json.dumps(card | change))
+    told = readme_peers.table(tmp_path)
+    assert re.search(r"^\| `sdpa:flash` \| pass \| not taken \| 66/66, 0.14 \| 66/66, 0.16 \|$", told, re.M)
+    assert told.count("`") == 2 and "NVIDIA H200, 2026-11-30, torch 2.11.0" in told
 
 
 def test_every_step_is_in_the_table():

@@ -72,8 +72,11 @@ def test_wrong_numpy_example_fails_beyond_one_tile():
     assert results == {"square": "fail", "tile": "pass", "tile_plus_1": "fail"}
 
 
-@pytest.mark.parametrize("name", ["cupy_attention.py", "cupy_attention_wrong.py", *(
-    bug for bug in in_examples.EXAMPLES if bug.file == "cupy_attention.py")], ids=lambda name: getattr(name, "bug", name))
+CUDA_SOURCES = ("cupy_attention.py", "cupy_attention_wrong.py", *(bug for bug in in_examples.EXAMPLES
+                                                                   if bug.file == "cupy_attention.py"))  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CUDA_SOURCES, ids=lambda name: getattr(name, "bug", name))
 def test_cuda_sources_compile(name):
     """CuPy hands them to NVRTC, which needs no GPU and knows neither math.h nor a reader's good will."""
     nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="no NVRTC: install the cu13 extra")
