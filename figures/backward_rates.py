@@ -45,7 +45,7 @@ def data_by_length(folder: Path = RECORDS) -> Rates:
         return Rates({}, None, (), "no record of the suite yet")
     lines = {}
     for row in record["rows"]:
-        if row["direction"] == BACKWARD and row["name"] in (*OURS, *PEERS) and "tflops" in row:
+        if _shown(row):
             lines.setdefault((row["name"], row["d"], row["causal"]), []).append((row["N"], row["tflops"]))
     note = f"{record['device']}, {record['made'][:10]}"
     if not lines:
@@ -53,6 +53,12 @@ def data_by_length(folder: Path = RECORDS) -> Rates:
     old = tuple(name for name in OURS if f"{name} {BACKWARD}" in stale(record))
     reached = record["ceilings"]["measured"].get("tflops")
     return Rates({key: sorted(points) for key, points in lines.items()}, reached, old, note)
+
+
+def _shown(row):
+    """Whether it is a rate of somebody's backward pass in the suite's first storage type."""
+    ours = row["direction"] == BACKWARD and row["dtype"] == H200.dtype
+    return ours and row["name"] in (*OURS, *PEERS) and "tflops" in row
 
 
 @styled

@@ -35,7 +35,7 @@ def _timed(record, direction):
 
 def _rates(record, direction):
     """The lines of one direction's table."""
-    found = by_point(row for row in record["rows"] if row["direction"] == direction)
+    found = by_point(row for row in record["rows"] if (row["direction"], row["dtype"]) == (direction, H200.dtype))
     names = [f"{length // 1024}K" for length in H200.lengths]
     lines = [f"| {direction}, fp16 | {' | '.join(names)} |", f"| --- |{' --- |' * len(names)}"]
     for kernel, peers in SHOWN.items():

@@ -51,7 +51,8 @@ def record(folder, rows):
 
 
 def row(name, N, tflops, direction="backward", **more):
-    return {"direction": direction, "name": name, "d": 64, "causal": False, "N": N, "tflops": tflops} | more
+    size = {"direction": direction, "dtype": "fp16", "d": 64, "causal": False, "N": N}
+    return size | {"name": name, "tflops": tflops} | more
 
 
 def test_rates_are_those_of_the_record(tmp_path):
@@ -59,7 +60,8 @@ def test_rates_are_those_of_the_record(tmp_path):
     rows = [row("step6_flash_v3", 4096, 400.0, **fresh), row("step6_flash_v3", 1024, 300.0, **fresh),
             row("step5_tensor_core", 1024, 200.0, fingerprint="old"), row("sdpa_cudnn", 1024, 350.0),
             row("step6_flash_v3", 1024, 999.0, "forward", fingerprint="old"),
-            {"direction": "backward", "name": "sdpa_flash", "not_measured": "no torch", "d": 64}]  # fmt: skip
+            row("step6_flash_v3", 1024, 888.0, dtype="bf16", **fresh),
+            {"direction": "backward", "dtype": "fp16", "name": "sdpa_flash", "not_measured": "no torch", "d": 64}]  # fmt: skip
     record(tmp_path, rows)
     data = backward_rates.data_by_length(tmp_path)
     assert data.lines == {("step6_flash_v3", 64, False): [(1024, 300.0), (4096, 400.0)],

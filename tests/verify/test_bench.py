@@ -1,6 +1,7 @@
 """`verify bench` on a simulated GPU: everything but the device's clock is the real thing."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from helpers_bench import RATES, bench, contenders, gpu_with, truth_of
 from verify import document
 from verify.__main__ import main
 from verify.bench import check as bench_check
-from verify.bench import machine
+from verify.bench import machine, start
 from verify.bench import points as bench_points
 from verify.bench import record as bench_record
 from verify.bench import suite as bench_suite
@@ -206,7 +207,8 @@ def simulated(monkeypatch, tmp_path):
     names = {name: bench_suite.CUDA["general"] for name in ("step5_tensor_core", "step6_flash_v3")}
     for module in ("verify.commands.bench", "verify.bench.suite"):
         monkeypatch.setattr(f"{module}.CUDA", bench_suite.CUDA | names)
-    small = bench_suite.Suite("h200", "H200", tuple(names), ALL[2:], "fp16", 1, 256, (16, 32), (False, True), (64, 128))
+    small = bench_suite.Suite("h200", "H200", tuple(names), ALL[2:], "fp16", 1, 256, (16, 32), (False, True), (64, 128),
+                              "bf16", (64,))  # fmt: skip
     for module in ("verify.commands.bench", "verify.bench.suite"):
         monkeypatch.setattr(f"{module}.SUITES", {"h200": small})
     monkeypatch.setattr(bench_suite, "H200", small)
@@ -219,6 +221,7 @@ def simulated(monkeypatch, tmp_path):
 
     monkeypatch.setattr(bench_points, "Inputs", Hosted)
     monkeypatch.setattr(bench_check, "Truth", truth_of)
+    monkeypatch.setattr(start.Worker, "call", lambda self, function, name, where, limit: 0.25)
 
     def at(rates, **who):
         monkeypatch.setattr(bench_points, "contenders", contenders(device, rates, **who))
@@ -231,8 +234,12 @@ def test_the_suite_writes_its_record_and_meets_its_bars(simulated, capsys, tmp_p
     assert main(["bench", "--suite", "h200"]) == 0
     out = capsys.readouterr().out
     record = json.loads((tmp_path / "h200_suite.json").read_text())
-    assert record["kind"] == "suite" and len(record["rows"]) == 2 * 8 * 4
-    assert out.count(" met") == len(bench_suite.BARS) + 4  # and the host's two times for both kernels
+    both = [row for row in record["rows"] if row["dtype"] == "bf16"]
+    assert record["kind"] == "suite" and len(record["rows"]) == 2 * 8 * 4 + 2 * 4 * 2 and len(both) == 2 * 4 * 2
+    assert {row["name"] for row in both} == {"step5_tensor_core", "step6_flash_v3"}
+    assert len(record["restarts"]) == 4 and list(record)[-1] == "rows"
+    # The host's two times, and two first calls, for both kernels.
+    assert out.count(" met") == len(bench_suite.BARS) + len(bench_suite.OWN_BARS) + 4 + 4
     assert "measured ceilings: product 700 TFLOP/s" in out
     assert main(["bench", "--check"]) == 0
 
@@ -267,7 +274,30 @@ def test_no_record_and_half_a_record_are_exit_1(simulated, capsys):
     assert main(["bench", "--check"]) == 1
     assert "6 of 8 points not measured" in capsys.readouterr().out
     assert main(["bench", "--suite", "h200", "--direction", "forward"]) == 1  # still no backward pass
+    assert "step5_tensor_core, first call, restarted" in capsys.readouterr().out
     assert main(["bench", "--suite", "h200", "--direction", "backward"]) == 0  # the forward rows are kept
+
+
+def test_a_restart_that_fails_is_said_and_is_exit_1(simulated, monkeypatch, capsys, tmp_path):
+    def dies(self, function, name, where, limit):
+        raise start.WorkerDied("the process ended by itself")
+
+    monkeypatch.setattr(start.Worker, "call", dies)
+    assert main(["bench", "--suite", "h200"]) == 1
+    assert capsys.readouterr().out.count("restarted") == 2
+    made = json.loads((tmp_path / "h200_suite.json").read_text())["restarts"]
+    assert {row["not_measured"] for row in made} == {"WorkerDied: the process ended by itself"}
+
+
+def test_the_suite_compiles_into_a_cache_of_its_own(monkeypatch):
+    for kept in (None, "/somewhere"):
+        monkeypatch.delenv(start.CACHE, raising=False)
+        if kept:
+            monkeypatch.setenv(start.CACHE, kept)
+        with start.empty_cache():
+            inside = os.environ[start.CACHE]
+            assert os.listdir(inside) == [] and inside != kept
+        assert os.environ.get(start.CACHE) == kept and not os.path.exists(inside)
 
 
 def test_a_kernel_that_is_not_registered_is_said(simulated, monkeypatch, capsys):

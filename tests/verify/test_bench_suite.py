@@ -5,7 +5,7 @@ import pytest
 
 from verify.bench import report as bench_report
 from verify.bench.record import KEY
-from verify.bench.suite import BARS, H200, accuracy, latency_us, standing
+from verify.bench.suite import BARS, H200, OWN_BARS, accuracy, latency_us, standing
 
 BAR = BARS[0]  # step6 forward against cuDNN: 1.00 in the mean, no single one under 0.85
 POINTS = H200.points(("forward",))
@@ -62,6 +62,14 @@ def test_points_that_are_missing_are_not_met():
     assert standing(BARS[1], made).problems == ("20 of 20 points not measured",)
 
 
+def told(made, what):
+    """[(when, numbers, verdict)] of the table's rows on the host, or on first calls."""
+    table, _ = bench_report.bars(made)
+    names, numbers, verdicts = (list(table.columns[k].cells) for k in (0, 4, -1))
+    return [(name.split(what)[1].strip(), number, str(verdict))
+            for name, number, verdict in zip(names, numbers, verdicts, strict=True) if what in name]  # fmt: skip
+
+
 @pytest.mark.parametrize(("us", "verdict"), [
     (19.9, "met"), (20.1, "20.1 us misses 20 us"), (float("nan"), "nan us misses 20 us"),
 ])  # fmt: skip
@@ -70,8 +78,7 @@ def test_the_host_has_a_bar_too(us, verdict):
     made = record([2.0] * 20)
     for row in made["rows"]:
         row["queued_us"] = us if row is made["rows"][0] else 4.0
-    table, _ = bench_report.bars(made)
-    assert [str(cell) for cell in table.columns[-1].cells][len(BARS):] == [verdict]
+    assert told(made, "host a call") == [("in a row", f"launches {us} us", verdict)]
     assert latency_us("step5_tensor_core", made, "queued_us") is None
 
 
@@ -81,25 +88,55 @@ def test_the_host_may_launch_a_graph(graph, verdict):
     made = record([2.0] * 20)
     for row in made["rows"]:
         row |= {"queued_us": 55.0, "graph_queued_us": graph, "latency_us": 90.0, "graph_us": 40.0}
-    table, _ = bench_report.bars(made)
-    assert [str(cell) for cell in table.columns[-1].cells][len(BARS):] == [verdict, "40.0 us misses 20 us", "-"]
-    told = f"launches 55.0, as a graph {graph} us", "launches 90.0, as a graph 40.0 us"
-    assert tuple(table.columns[4].cells)[len(BARS):] == (*told, told[1])
-    assert [name.split(" a call ")[1] for name in tuple(table.columns[0].cells)[len(BARS):]] == [
-        "in a row", "after a wait, median", "after a wait, worst"]  # fmt: skip
+    waited = "launches 90.0, as a graph 40.0 us"
+    assert told(made, "host a call") == [
+        ("in a row", f"launches 55.0, as a graph {graph} us", verdict),
+        ("after a wait, median", waited, "40.0 us misses 20 us"), ("after a wait, worst", waited, "-"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("slow", "verdict"), [(6, "met"), (14, "31.0 us misses 20 us")])
 def test_the_host_is_held_to_calls_after_a_wait(slow, verdict):
     """To the median of the points, in a record that has no others, too; what a host does besides is told."""
     made = record([2.0] * 20)
-    ours = [row for row in made["rows"] if row["name"] == BAR.kernel]
-    for k, row in enumerate(ours):
-        row |= {"latency_us": 55.0, "graph_us": 31.0 if k < slow * len(ours) / 20 else 4.0, "plain_us": 9.0 + k}
-    table, met = bench_report.bars(made)
-    assert [str(cell) for cell in table.columns[-1].cells][len(BARS):] == [verdict, "-"] and not met
-    told = f"launches 55.0, as a graph 31.0, 200 additions {9.0 + len(ours) - 1} us"
-    assert str(list(table.columns[4].cells)[-1]) == told
+    for k, row in enumerate(row for row in made["rows"] if row["name"] == BAR.kernel):
+        row |= {"latency_us": 55.0, "graph_us": 31.0 if k < slow else 4.0, "plain_us": 9.0 + k}
+    (*_, median), worst = told(made, "host a call")
+    assert median == verdict
+    assert worst == ("after a wait, worst", "launches 55.0, as a graph 31.0, 200 additions 28.0 us", "-")
+
+
+@pytest.mark.parametrize(("compiled", "restarted", "verdicts"), [
+    (9.9, 0.03, ["met", "met"]), (10.1, 1.1, ["10.10 s misses 10 s", "1.10 s misses 1 s"]),
+    (9.9, None, ["met", "not measured"]), (None, 0.03, ["not measured", "met"]),
+])  # fmt: skip
+def test_first_calls_have_bars(compiled, restarted, verdicts):
+    """The longest of all counts."""
+    made = record([2.0] * 20)
+    if compiled:
+        made["rows"][2]["first_call_s"], made["rows"][4]["first_call_s"] = 0.2, compiled
+    entry = {"name": BAR.kernel, "direction": "forward"}
+    said = {"first_call_s": restarted} if restarted else {"not_measured": "it died"}
+    made["restarts"] = [entry | {"first_call_s": 0.01}, entry | said]
+    found = told(made, f"{BAR.kernel}, first call,")
+    assert [what for what, *_ in found] == ["compiled", "restarted"] and [v for *_, v in found] == verdicts
+
+
+def test_the_other_type_is_held_to_the_first():
+    """At the points that are timed in both, whatever the rest does."""
+    own = next(bar for bar in OWN_BARS if (bar.kernel, bar.direction) == (BAR.kernel, "forward"))
+    made = record([2.0] * 20)
+    assert str(own) == "step6_flash_v3 forward in bf16 against fp16"
+    assert standing(own, made).problems == ("4 of 4 points not measured",)
+    others = H200.other_points(("forward",))
+    assert {point.N for point in others} == {4096} and {point.dtype for point in others} == {"bf16"}
+    for slower, problems in ((1.029, ()), (0.9, ()), (1.031, ("mean 0.970 [0.970, 0.970] misses 0.970874",
+                                                              "4 of 4 points below 0.970874"))):  # fmt: skip
+        rows = [{name: getattr(point, name) for name in KEY} | {"name": own.kernel, "ms": [slower] * 24}
+                for point in others]  # fmt: skip
+        found = standing(own, {**made, "rows": [*made["rows"], *rows]})
+        assert found.problems == problems and len(found.ratios) == 4
+        assert standing(BAR, {**made, "rows": [*made["rows"], *rows]}).met
 
 
 @pytest.mark.parametrize(("rmse", "met"), [(1.0, True), (1.05, True), (1.06, False), (float("nan"), False)])

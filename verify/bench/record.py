@@ -6,7 +6,7 @@ import numpy as np
 
 from verify import document
 from verify.bench import check as bench_check
-from verify.bench import limits, machine, peers
+from verify.bench import limits, machine, peers, start
 from verify.bench import points as bench_points
 from verify.bench.limits import Ceiling
 from verify.timing import FLUSH_BYTES, ROUNDS, interleaved
@@ -42,18 +42,22 @@ class Bench:
         self.sheet = limits.datasheet(self.device)
         self.light = limits.speed_of_light(self.device, machine.state().get("max_sm_mhz"), self.measured)
 
-    def measure(self, point) -> list[dict]:
+    def measure(self, point, others=None) -> list[dict]:
         """The rows of a point: every contender that could be timed, and every one that could not, with the reason.
+
+        ``others``: peers at this point, if not all.
+
 
         What does not compute the right thing is not timed, and a time that no machine can reach is not reported.
         """
         arrays, truth = self.inputs.device(point), bench_check.Truth(point, self.inputs.host(point))
-        found, reasons = bench_points.contenders(point, self.kernels, self.others, arrays)
+        others = self.others if others is None else others
+        found, reasons = bench_points.contenders(point, self.kernels, others, arrays)
         ready, failed = [], {}
         for c in found:
             try:
                 with c.within():
-                    c.facts["first_call_s"] = self._first_call(c)
+                    c.facts["first_call_s"] = start.seconds(c, self.clock.device)
                     c.facts["rmse"] = truth.rmse(c.outputs())
             except Exception as error:  # a kernel or back end that fails must not cost the others their times
                 failed[c.name] = bench_points.brief(error)
@@ -69,13 +73,6 @@ class Bench:
         for name, reason in (reasons | failed).items():
             rows.append({**_where(point), "name": name, "not_measured": reason, "failed": name in failed})
         return rows
-
-    def _first_call(self, contender):
-        """Seconds until the first run is done: compilation and loading included."""
-        begin = self.clock.device.host_ms()
-        contender.work()
-        self.clock.device.wait()
-        return (self.clock.device.host_ms() - begin) / 1e3
 
     def _row(self, point, contender, times, truth, states):
         """One row; with "refused" and no time in it where a time cannot be true."""
@@ -103,8 +100,8 @@ class Bench:
         }
         return row
 
-    def record(self, kind, rows) -> dict:
-        """A record: where and how it was made, and its rows."""
+    def record(self, kind, rows, restarts=()) -> dict:
+        """A record: where and how it was made, its rows, and what `start.restarts` found if anything was restarted."""
         return {
             **self.head,
             "kind": kind,
@@ -112,6 +109,7 @@ class Bench:
             "protocol": self.protocol(),
             "ceilings": {name: c and vars(c) for name, c in
                          (("measured", self.measured), ("datasheet", self.sheet), ("speed_of_light", self.light))},
+            **({"restarts": list(restarts)} if restarts else {}),
             "rows": rows,
         }  # fmt: skip
 
@@ -167,4 +165,7 @@ def merged(record, older) -> dict:
         return record
     fresh = {key(row) for row in record["rows"]}
     kept = [row for row in older["rows"] if key(row) not in fresh]
-    return {**record, "rows": sorted([*kept, *record["rows"]], key=key)}
+    starts = {(row["name"], row["direction"]): row for made in (older, record) for row in made.get("restarts", ())}
+    merged = {**record, **({"restarts": list(starts.values())} if starts else {})}
+    del merged["rows"]  # the last entry of the document
+    return {**merged, "rows": sorted([*kept, *record["rows"]], key=key)}

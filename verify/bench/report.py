@@ -85,7 +85,7 @@ def bars(record) -> tuple[Table, bool]:
     for name in ("what", "bar", "geometric mean [95 %]", "no single under", "worst point [95 %]", "RMSE ratio", ""):
         table.add_column(name, no_wrap=True)
     met = True
-    for bar in bench_suite.BARS:
+    for bar in (*bench_suite.BARS, *bench_suite.OWN_BARS):
         standing, error = bench_suite.standing(bar, record), bench_suite.accuracy(bar, record)
         problems = list(standing.problems)
         if error and not error.met:
@@ -93,16 +93,30 @@ def bars(record) -> tuple[Table, bool]:
         met &= not problems
         worst = f"{standing.worst[1]} at {_sizes(standing.worst[0])}" if standing.worst else "-"
         table.add_row(
-            str(bar), f"{bar.mean:g}", str(standing.mean or "-"), f"{bar.single:g}" if bar.single else "-", worst,
+            str(bar), f"{bar.mean:.3g}", str(standing.mean or "-"), f"{bar.single:.3g}" if bar.single else "-", worst,
             f"{error.ratio:.3f}" if error else "-",
             Text("; ".join(problems) or "met", style="red" if problems else "green"),
         )  # fmt: skip
     for kernel in dict.fromkeys(bar.kernel for bar in bench_suite.BARS):
-        rows, verdict = _latency(kernel, record)
-        met &= not verdict
-        for row in rows:
-            table.add_row(*row)
+        for rows, verdict in (_latency(kernel, record), _starts(kernel, record)):
+            met &= not verdict
+            for row in rows:
+                table.add_row(*row)
     return table, met
+
+
+def _starts(kernel, record):
+    """As `_latency`, of the seconds of a first call: compiling, and finding the kernel compiled by another process."""
+    rows, missed = [], []
+    for what, took, bar in (
+        ("first call, compiled", bench_suite.first_call_s(kernel, record), bench_suite.FIRST_CALL_BAR_S),
+        ("first call, restarted", bench_suite.restart_s(kernel, record), bench_suite.RESTART_BAR_S),
+    ):
+        verdict = "not measured" if took is None else "" if took <= bar else f"{took:.2f} s misses {bar} s"
+        missed += [verdict] * bool(verdict)
+        said = Text(verdict or "met", style="red" if verdict else "green")
+        rows.append((f"{kernel}, {what}", f"{bar} s", "-", "-", "-" if took is None else f"{took:.2f} s", "-", said))
+    return rows, "; ".join(missed)
 
 
 def _latency(kernel, record):

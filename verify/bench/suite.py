@@ -1,6 +1,6 @@
 """The suite that the tensor-core kernels are held to, its bars, and whether a record meets them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -23,6 +23,8 @@ class Suite:
         What the driver's name of the GPU has in it.
     heads, tokens : int
         Tokens of all sequences together.
+    other, other_lengths : str, tuple of int
+        A second storage type, and the lengths at which our kernels are timed in it, too.
     """
 
     name: str
@@ -35,6 +37,8 @@ class Suite:
     dims: tuple
     masks: tuple
     lengths: tuple
+    other: str
+    other_lengths: tuple
 
     def points(self, directions=(FORWARD, BACKWARD), dims=None, masks=None, lengths=None) -> list[Point]:
         """Its points, or those that are chosen out of them.
@@ -56,13 +60,20 @@ class Suite:
             for way, d, causal, N in product(directions, dims, self.masks if masks is None else masks, lengths)
         ]
 
+    def other_points(self, directions=(FORWARD, BACKWARD), dims=None, masks=None, lengths=None) -> list[Point]:
+        """Those of `points` that are timed in the second storage type as well, in that type."""
+        points = self.points(directions, dims, masks, lengths)
+        return [replace(point, dtype=self.other) for point in points if point.N in self.other_lengths]
+
 
 H200 = Suite(
     "h200", "H200", ("step5_tensor_core", "step6_flash_v3", "standard_tensor_core"),
     ("sdpa_flash", "sdpa_cudnn", "sdpa_efficient"), "fp16",
     heads=16, tokens=16384, dims=(64, 128), masks=(False, True), lengths=(1024, 2048, 4096, 8192, 16384),
+    other="bf16", other_lengths=(4096,),
 )  # fmt: skip
 SUITES = {"h200": H200}
+ITSELF = "itself"
 
 
 @dataclass(frozen=True)
@@ -72,6 +83,7 @@ class Bar:
     Attributes
     ----------
     direction, kernel, peer : str
+        The peer may be the kernel `ITSELF`, and is then held to its speed in the suite's first storage type.
     mean : float
         The geometric mean over the suite's points of peer's time over kernel's.
     single : float or None
@@ -85,6 +97,8 @@ class Bar:
     single: float | None = None
 
     def __str__(self):
+        if self.peer == ITSELF:
+            return f"{self.kernel} {self.direction} in {H200.other} against {H200.dtype}"
         return f"{self.kernel} {self.direction} against {self.peer}"
 
 
@@ -96,9 +110,16 @@ BARS = (
     Bar(BACKWARD, "step6_flash_v3", "sdpa_cudnn", 0.75),
     Bar(BACKWARD, "step5_tensor_core", "sdpa_flash", 0.85),
 )
+# Each kernel and direction against itself: its speed in the suite's second storage type over that in its first.
+OWN_BARS = tuple(
+    Bar(way, kernel, ITSELF, 1 / 1.03, 1 / 1.03)
+    for kernel, way in product(("step6_flash_v3", "step5_tensor_core"), (FORWARD, BACKWARD))
+)
 # Of the kernel's RMSE over the peer's.
 ERROR_BAR = 1.05
 LATENCY_BAR_US = 20  # of the host, for the launches of a call whose arguments are prepared
+# Seconds of a kernel's first call: with its compilation, and in a process that finds it compiled.
+FIRST_CALL_BAR_S, RESTART_BAR_S = 10, 1
 
 
 @dataclass(frozen=True)
@@ -136,14 +157,18 @@ def standing(bar: Bar, record: dict, suite: Suite = H200) -> Standing:
     """Hold a record against one bar.
 
     A bar is met when the 95 % interval reaches it: of the geometric mean over all the suite's points, and of every
-    single one of them.
+    single one of them. Against itself a kernel is held at the points of the suite's second storage type, where the two
+    have not run in turns but one point after another.
     """
-    wanted = {_key(point): point for point in suite.points((bar.direction,))}
-    pairs, problems = {}, []
-    for at, rows in by_point(record["rows"]).items():
-        ours, theirs = (rows.get(name, {}) for name in (bar.kernel, bar.peer))
-        if at in wanted and "ms" in ours and "ms" in theirs:
-            pairs[at] = ours["ms"], theirs["ms"]
+    own = bar.peer == ITSELF
+    points = (suite.other_points if own else suite.points)((bar.direction,))
+    wanted, found, pairs, problems = {_key(point) for point in points}, by_point(record["rows"]), {}, []
+    for point in points:
+        ours = found.get(_key(point), {}).get(bar.kernel, {})
+        first = _key(replace(point, dtype=suite.dtype))
+        theirs = found.get(first, {}).get(bar.kernel if own else bar.peer, {})
+        if "ms" in ours and "ms" in theirs:
+            pairs[_key(point)] = ours["ms"], theirs["ms"]
     if len(pairs) < len(wanted):
         problems.append(f"{len(wanted) - len(pairs)} of {len(wanted)} points not measured{_why(record, bar, wanted)}")
     if not pairs:
@@ -226,3 +251,15 @@ def latency_us(kernel: str, record: dict, way: str, over=np.max) -> float | None
     """
     taken = [row[way] for row in record["rows"] if row["name"] == kernel and way in row]
     return float(over(taken)) if taken else None
+
+
+def first_call_s(kernel: str, record: dict) -> float | None:
+    """Seconds of the longest first call of a kernel, its compilation included; None if the record has none."""
+    taken = [row["first_call_s"] for row in record["rows"] if row["name"] == kernel and "first_call_s" in row]
+    return max(taken, default=None)
+
+
+def restart_s(kernel: str, record: dict) -> float | None:
+    """Seconds of the longest first call in a process that found the kernel compiled; None if one was not measured."""
+    taken = [row.get("first_call_s") for row in record.get("restarts", ()) if row["name"] == kernel]
+    return None if None in taken else max(taken, default=None)

@@ -1,12 +1,15 @@
 """Time kernels and peers on this GPU in turns, by the protocol of `verify.timing`, and print or record the times."""
 
 import json
+from contextlib import nullcontext
+from itertools import product
 
 from rich.console import Console
 
 from verify import document, options, timing
 from verify.bench import points as bench_points
 from verify.bench import report as bench_report
+from verify.bench import start
 from verify.bench import suite as bench_suite
 from verify.bench.limits import BACKWARD, FORWARD
 from verify.bench.peers import PEERS
@@ -52,7 +55,7 @@ def run(args) -> int:
         raise Misuse(f"--rounds: expected at least {LEAST_ROUNDS}, below which there is no 95 % interval; got {rounds}")
     seconds = options.positive("--seconds", args.seconds)[0]
     suite = SUITES.get(args.suite)
-    points = _suite_points(suite, args) if suite else _points(args)
+    points, alone = _suite_points(suite, args) if suite else (_points(args), [])
     kernels = _kernels(suite, args)
     others = _peers(args.peers, suite.peers if suite else tuple(PEERS))
     path = suite_record(suite.name) if suite else None
@@ -62,15 +65,24 @@ def run(args) -> int:
     bench = Bench(timing.Clock(), kernels, others, rounds, seconds, LEAST_ROUNDS if suite else 1)
     if suite and suite.device not in bench.device:
         raise Misuse(f"--suite: its bars are for an {suite.device}, and this is an {bench.device}; leave it out")
-    rows, older = [], _read(path) if path else None
-    with bar("bench") as update:
-        for done, point in enumerate(points):
-            update(done, len(points))
-            rows += bench.measure(point)
-            record = bench.record("suite" if suite else "times", rows)
-            record = merged(record, older) if suite else record
-            if target:  # a measurement that was paid for is kept, whatever comes after it
-                target.write_text(document.lines(record, "rows"))
+    rows, older, restarts = [], _read(path) if path else None, []
+
+    def keep():
+        """A measurement that was paid for is kept, whatever comes after it."""
+        record = bench.record("suite" if suite else "times", rows, restarts)
+        record = merged(record, older) if suite else record
+        if target:
+            target.write_text(document.lines(record, "rows"))
+        return record
+
+    with bar("bench") as update, start.empty_cache() if suite else nullcontext():
+        for done, (point, peers) in enumerate([*product(points, [None]), *product(alone, [()])]):
+            update(done, len(points) + len(alone))
+            rows += bench.measure(point, peers)
+            record = keep()
+        if suite:
+            restarts += start.restarts(rows, list(dict.fromkeys(bar.kernel for bar in bench_suite.BARS)))
+            record = keep()
     console = _console()
     console.print(bench_report.times({**record, "rows": rows}))
     console.print(bench_report.ratios({**record, "rows": rows}, kernels))
@@ -136,13 +148,17 @@ def _points(args):
 
 
 def _suite_points(suite, args):
-    """The suite's points, or those that the options choose; what the suite fixes cannot be chosen."""
+    """The suite's points, or those that the options choose, and those of our kernels alone, in its other storage type.
+
+    What the suite fixes cannot be chosen.
+    """
     for option, value, default in (("--dtype", args.dtype, None), ("--tokens", args.tokens, None),
                                    ("--heads", args.heads, "16")):  # fmt: skip
         if value != default:
             raise Misuse(f"{option}: a suite has its own, leave it out")
     dims, lengths = (value and options.positive(name, value) for name, value in (("--d", args.d), ("--N", args.N)))
-    return suite.points(DIRECTIONS[args.direction or "both"], dims, MASKS[args.mask], lengths)
+    chosen = DIRECTIONS[args.direction or "both"], dims, MASKS[args.mask], lengths
+    return suite.points(*chosen), suite.other_points(*chosen)
 
 
 def _kernels(suite, args):
