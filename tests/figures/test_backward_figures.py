@@ -61,7 +61,8 @@ def test_rates_are_those_of_the_record(tmp_path):
             row("step5_tensor_core", 1024, 200.0, fingerprint="old"), row("sdpa_cudnn", 1024, 350.0),
             row("step6_flash_v3", 1024, 999.0, "forward", fingerprint="old"),
             row("step6_flash_v3", 1024, 888.0, dtype="bf16", **fresh),
-            {"direction": "backward", "dtype": "fp16", "name": "sdpa_flash", "not_measured": "no torch", "d": 64}]  # fmt: skip
+            {"direction": "backward", "dtype": "fp16", "name": "sdpa_flash", "not_measured": "no torch",
+             "d": 64}]  # fmt: skip
     record(tmp_path, rows)
     data = backward_rates.data_by_length(tmp_path)
     assert data.lines == {("step6_flash_v3", 64, False): [(1024, 300.0), (4096, 400.0)],

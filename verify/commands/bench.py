@@ -126,7 +126,7 @@ def _bars(console, record):
 def _console():
     console = Console(highlight=False, soft_wrap=True)
     if not console.is_terminal:
-        console.width = 200
+        console.width = 230
     return console
 
 
