@@ -219,6 +219,8 @@ def set_up(Q, K, V, scale, causal, align, tile, on, trace, shape, shapes):
     if shape is None:
         band = 32 if p.tile.Br % 32 == 0 and D <= 128 else 16
         shape = shapes[D]._replace(Br=p.tile.Br, Bc=p.tile.Bc, band=band)
+    if shape.band not in (16, 32) or shape.Br % shape.band:
+        raise ValueError(f"shape: expected Br a multiple of a band of 16 or 32, got Br {shape.Br}, band {shape.band}")
     p.threads = shape.Br // shape.band, 32
     fill = filling(D, (p.d, p.dv), (p.Q, p.K, p.V), written=(p.dv,))
     # The last query tiles of as many heads as fit the L2.

@@ -63,6 +63,7 @@ from flash_cuda.parts.hopper_shapes import BARRIER, Shape, shape_for
 from flash_cuda.parts.schedule import group_size, key_tiles_of
 from flash_cuda.parts.tensor_map import as_copied
 from flash_cuda.ptx import hopper as ptx
+from refimpl.masks import ends
 from refimpl.tiling import Tile
 
 FAR = 1 << 29  # further than any key from any row
@@ -373,7 +374,7 @@ def attention(
         the copy engine can read them: the last axis contiguous, other strides multiples of 16 bytes. NumPy arrays that
         do not are copied on their way.
     window : (left, right), optional
-        Query i sees keys i - left ... i + right, both included; None for no bound.
+        Query i sees keys i - left ... i + right, both included; None or -1 for no bound.
     softcap : float, optional
         Scores s become softcap tanh(s / softcap), before masks.
     tile : refimpl.tiling.Tile, optional
@@ -396,9 +397,10 @@ def attention(
     kind = storage("Q", Q)
     if kind not in ptx.PTX_TYPE:
         raise TypeError(f"Q: expected dtype fp16 or bf16 for step6_flash_v3, got {kind}; step4_causal takes fp32")
-    d, dv = Q.shape[-1], V.shape[-1]
+    whole = len(Q.shape) == len(V.shape) == 4  # `prepare` refuses others
+    d, dv = (Q.shape[-1], V.shape[-1]) if whole else (8, 8)
     if shape is None:
-        shape = shape_for(max(d, dv), Q.shape[2], causal)
+        shape = shape_for(max(d, dv), Q.shape[2] if whole else 0, causal)
         if tile:
             shape = Shape(tile.Br, tile.Bc, shape.D)
     p = prepare(Q, K, V, scale, causal, align, Tile(shape.Br, shape.Bc), (1, 1), on, trace)
@@ -443,8 +445,6 @@ def _check(p, shape, softcap):
 
 def _band(p, causal, align, window):
     """(low, high): row r sees keys r + low ... r + high."""
-    left, right = window or (None, None)
+    left, right = ends(window)
     offset = p.Nk - p.Nq if align == "bottom_right" else 0
-    low = -FAR if left is None else offset - left
-    high = FAR if right is None else offset + right
-    return max(low, -FAR), min(high, offset) if causal else high
+    return max(offset - left, -FAR), min(offset + (min(right, 0) if causal else right), FAR)

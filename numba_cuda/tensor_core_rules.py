@@ -222,7 +222,7 @@ def joined(p, rules, changed, causal, align, dropout, *, window=None, lengths_q=
     if not isinstance(dropout, Dropout | None):
         raise TypeError(f"dropout: expected a Dropout or None, got {dropout!r}")
     frame = Frame(p.B, p.Hq, p.Nq, p.Nk, lengths_q, lengths_k, align)
-    usual, _ = standard(causal=causal, window=(None, None) if window is None else window, mask=mask)
+    usual, _ = standard(causal=causal, window=window, mask=mask)
     right = usual.at(frame).aux[1]
     seen = and_(usual, *(rule for rule in rules if rule.kind == "mask")).at(frame)
     change = then(*changed).at(frame) if changed else None

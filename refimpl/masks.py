@@ -77,6 +77,15 @@ def bound(name, x):
     return UNBOUNDED if x == -1 else min(x, UNBOUNDED)
 
 
+def ends(window):
+    """Return both bounds of a window (left, right) as numbers; None is no window."""
+    try:
+        left, right = (None, None) if window is None else window
+    except (TypeError, ValueError):
+        raise ValueError(f"window must be a pair (left, right), got {window!r}") from None
+    return bound("window left", left), bound("window right", right)
+
+
 def window(left=None, right=None):
     """Make the rule that query i sees keys i - left ... i + right.
 

@@ -41,14 +41,14 @@ def standard_slope(s, b, h, i, j, cap, slopes, bias, offsets):
     return softcap_slope(s, b, h, i, j, cap) if cap > 0 else real(1)
 
 
-def standard(*, causal=False, window=(None, None), mask=None, softcap=0.0, alibi_slopes=None, bias=None):
+def standard(*, causal=False, window=None, mask=None, softcap=0.0, alibi_slopes=None, bias=None):
     """Make the pair of rules for any of flash-attn's options; lengths come with the call.
 
     Parameters
     ----------
     causal : bool
         No query sees a later key, as with a right bound of 0.
-    window : (left, right)
+    window : (left, right), optional
         As `masks.window`.
     mask : array_like of bool, broadcast to (B, Hq, Nq, Nk), optional
         True = attend.
@@ -69,11 +69,7 @@ def standard(*, causal=False, window=(None, None), mask=None, softcap=0.0, alibi
     TypeError, ValueError
         As the rules named; window is not a pair.
     """
-    try:
-        left, right = window
-    except (TypeError, ValueError):
-        raise ValueError(f"window must be a pair (left, right), got {window!r}") from None
-    left, right = masks.bound("window left", left), masks.bound("window right", right)
+    left, right = masks.ends(window)
     right = min(right, 0) if causal else right
     table = None if mask is None else mask_tensor.boolean(mask)
     (cap,) = (0.0,) if softcap == 0 else scores.softcap(softcap).aux

@@ -1,5 +1,6 @@
 """What several verbs ask for alike: names of kernels, cases and types, and files to write."""
 
+import argparse
 from pathlib import Path
 
 from verify import executors
@@ -119,3 +120,40 @@ def positive(argument, text) -> list[int]:
     if min(numbers) < 1:
         raise Misuse(f"{argument}: expected positive integers, got {text!r}")
     return numbers
+
+
+def one(argument, text) -> int:
+    """A single positive integer.
+
+    Raises
+    ------
+    Misuse
+    """
+    numbers = positive(argument, text)
+    if len(numbers) > 1:
+        raise Misuse(f"{argument}: expected one number, got {text!r}")
+    return numbers[0]
+
+
+def alone(option, args, declare, *beside):
+    """Refuse options that would have no effect beside one.
+
+    Parameters
+    ----------
+    option : str
+        Such as "--check".
+    args : argparse.Namespace
+    declare : callable
+        Adds a command's options to a parser.
+    *beside : str
+        Names of those that go with it.
+
+    Raises
+    ------
+    Misuse
+    """
+    parser = argparse.ArgumentParser()
+    declare(parser)
+    for name, default in vars(parser.parse_args([])).items():
+        if name not in (option.removeprefix("--"), *beside) and getattr(args, name) != default:
+            raise Misuse(f"--{name}: has no effect beside {option}; leave it out")

@@ -36,10 +36,11 @@ class Chip:
     sm_threads: int
     sm_blocks: int
     sm_registers: int = 65536
+    reserved: int = 1 << 10  # bytes of shared memory that the system takes of each block, from sm_80 on
 
 
 CHIPS = {
-    "sm_75": Chip(64 << 10, 64 << 10, 1024, 16),
+    "sm_75": Chip(64 << 10, 64 << 10, 1024, 16, reserved=0),
     "sm_80": Chip(163 << 10, 164 << 10, 2048, 32),
     "sm_86": Chip(99 << 10, 100 << 10, 1536, 16),
     "sm_89": Chip(99 << 10, 100 << 10, 1536, 24),
@@ -47,7 +48,6 @@ CHIPS = {
     "sm_100a": Chip(227 << 10, 228 << 10, 2048, 32),
     "sm_120a": Chip(99 << 10, 100 << 10, 1536, 24),
 }
-RESERVED = 1 << 10  # bytes of shared memory that the system takes of each block, from sm_80 on
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,9 @@ class Candidate:
         module = import_module(CUDA[self.kernel].module)
         if shapes := getattr(module, "SHAPES", None):
             usual = shapes[min(room for room in shapes if self.d <= room)]
-            return {"shape": usual._replace(Br=self.Br, Bc=self.Bc)}
+            band = getattr(usual, "band", 0)  # rows of a warp, where the shape says: as many as divide the tile
+            narrower = {"band": 16} if band and self.Br % band else {}
+            return {"shape": usual._replace(Br=self.Br, Bc=self.Bc, **narrower)}
         return {"tile": Tile(self.Br, self.Bc)} | ({"threads": self.threads} if self.threads else {})
 
 
@@ -178,7 +180,7 @@ def allocated(registers: int) -> int:
 def resident(fit: Fit, chip: Chip) -> int:
     """Blocks that fit a multiprocessor at a time, by threads, shared memory and, where known, registers."""
     warps = math.ceil(fit.block / 32)
-    bounds = [chip.sm_blocks, chip.sm_threads // (32 * warps), chip.sm_shared // (fit.shared + RESERVED)]
+    bounds = [chip.sm_blocks, chip.sm_threads // (32 * warps), chip.sm_shared // max(1, fit.shared + chip.reserved)]
     if fit.registers:
         bounds.append(chip.sm_registers // (allocated(fit.registers) * 32 * warps))
     return min(bounds)

@@ -67,7 +67,8 @@ class Device:
         return self._cuda.event_elapsed_time(start, stop)
 
     def copy_gb_per_s(self, clock, nbytes=4 << 30):
-        """Rate of a plain copy, bytes read plus bytes written."""
+        """Rate of a plain copy of so many bytes, or of a quarter of what is free; bytes read plus bytes written."""
+        nbytes = min(nbytes, self._cuda.current_context().get_memory_info().free // 4)
         source, target = (self._cuda.device_array(nbytes, np.uint8) for _ in range(2))
         times = [clock.cold(lambda: target.copy_to_device(source)) for _ in range(7)]
         return 2 * nbytes / float(np.median(times)) / 1e6
@@ -143,7 +144,7 @@ class Contender:
     within : callable
         A context manager in which the work runs as it should, entered outside the clock.
     outputs : callable or None
-        Host arrays of the sampled rows, to be checked before anything is timed.
+        Host arrays of the sampled rows by name, to be checked before and after anything is timed.
     facts : dict
         What a record says of it: version, fingerprint, tile, ...
     graph : callable or None

@@ -101,6 +101,18 @@ class UnwatchedShared(SharedArray):
         self._value[self._at(index)] = self._kind(value)
 
 
+def _after(seen, me):
+    """Who is remembered for an element that ``seen`` and then ``me`` has read, or added to.
+
+    Of several threads in one epoch, or of several blocks, none is named: no single one may then write there.
+    """
+    if seen is None or seen[0] != me[0] or seen == me:
+        return me
+    if seen[1] != me[1]:
+        return me[0], _MANY, _MANY, _MANY
+    return (*me[:3], _MANY) if seen[2] == me[2] else me
+
+
 class GlobalArray:
     """A global array, or a view of one that shares its counters and its history."""
 
@@ -146,9 +158,7 @@ class GlobalArray:
             self._meet(self._writes.get(at), me, index, "reads what it wrote")
             if self._adds:
                 self._meet(self._adds.get(at), me, index, "reads what it added to")
-            seen = self._reads.get(at)
-            # Two readers in one epoch: remember one that no single writer can be.
-            self._reads[at] = me if seen is None or seen[:3] != me[:3] or seen == me else (*me[:3], _MANY)
+            self._reads[at] = _after(self._reads.get(at), me)
         return self.data[index]
 
     def run(self, row, column, count):
@@ -228,12 +238,7 @@ class GlobalArray:
         self._meet(self._writes.get(at), me, index, "adds to what it wrote")
         self._meet(self._reads.get(at), me, index, "adds to what it read")
         self.count.stores += 1
-        seen = self._adds.get(at)
-        if seen is not None and seen[0] == me[0] and seen[1] != me[1]:
-            me = (me[0], _MANY, _MANY, _MANY)  # of several blocks: no single one may touch it any more
-        elif seen is not None and seen[:3] == me[:3] and seen != me:
-            me = (*me[:3], _MANY)
-        self._adds[at] = me
+        self._adds[at] = _after(self._adds.get(at), me)
         self.data[index] += value
 
     def _meet(self, other, me, index, what):

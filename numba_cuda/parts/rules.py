@@ -64,7 +64,7 @@ def bind(
             raise TypeError(f"rules: expected Rule objects, got {rule!r}")
     frame = Frame(p.B, p.Hq, p.Nq, p.Nk, lengths_q, lengths_k, align)
     given = {name: value for name, value in options.items() if value is not None}
-    seen, changed = standard(causal=causal, window=window or (None, None), **given)
+    seen, changed = standard(causal=causal, window=window, **given)
     seen = and_(seen, *(rule for rule in rules if rule.kind == "mask")).at(frame)
     changed = then(changed, *(rule for rule in rules if rule.kind == "score")).at(frame)
     if not isinstance(dropout, Dropout | None):

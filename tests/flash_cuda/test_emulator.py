@@ -75,10 +75,10 @@ def test_thread_order_does_not_matter(step):
         np.testing.assert_array_equal(lse, results[0][1], strict=True)
 
 
-def launch(body, *arrays, threads=4, blocks=1):
+def launch(body, *arrays, threads=4, blocks=1, seed=None):
     """Run a small body written in the test; its module stands in for one of ours."""
     body.__globals__["__name__"] = "flash_cuda.test"
-    on = Emulator()
+    on = Emulator(seed)
     handles = [on.empty(name, shape, np.dtype(np.float32)) for name, shape in arrays]
     on.launch(body, blocks, threads, handles)
     return [on.result(h) for h in handles]
@@ -146,6 +146,21 @@ def test_blocks_cannot_talk_through_global_memory():
 
     with pytest.raises(Race):
         launch(body, ("out", (4,)), threads=1, blocks=2)
+
+
+@pytest.mark.parametrize("last", [0, 1, 2])
+@pytest.mark.parametrize("seed", [None, 0, 1, 2])
+def test_what_several_blocks_have_read_none_may_write(last, seed):
+    """Whichever of them writes, and in whatever order they come."""
+
+    def body(out):
+        b = cuda.blockIdx.x
+        value = out[3]
+        if b == last:
+            out[3] = value + float32(1.0)
+
+    with pytest.raises(Race):
+        launch(body, ("out", (4,)), threads=1, blocks=3, seed=seed)
 
 
 def test_a_barrier_orders_global_memory_within_a_block():

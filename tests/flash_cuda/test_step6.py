@@ -131,6 +131,25 @@ def test_requested_bytes(setting):
     assert count_requested("step6_flash_v3", setting) == evaluate(formula("step6_flash_v3", "requested"), setting)
 
 
+def test_a_bound_of_minus_one_is_none():
+    """As everywhere; any other negative number is refused, and so is half a window."""
+    arrays = draw(40, 50)
+    for bounds, same in (((-1, -1), None), ((-1, 3), (None, 3)), ((5, -1), (5, None))):
+        for one, other in zip(run(arrays, window=bounds), run(arrays, window=same), strict=True):
+            np.testing.assert_array_equal(one, other, strict=True)
+    for wrong, error in (((-2, 0), ValueError), ((1.5, 2), TypeError), (5, ValueError), ((1, 2, 3), ValueError)):
+        with pytest.raises(error, match="window"):
+            run(arrays, window=wrong)
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_arrays_of_other_ranks_are_named(at):
+    arrays = list(draw(5, 5))
+    arrays[at] = arrays[at][0, 0]
+    with pytest.raises(ValueError, match=f"{'QKV'[at]}: expected an array of shape"):
+        run(arrays, None)
+
+
 def test_bad_input_names_a_step_that_can():
     with pytest.raises(ValueError, match=r"V: expected a head dim that is a multiple of 8 .* got 12; step"):
         run(draw(5, 5, d=8, dv=12))

@@ -244,6 +244,12 @@ def test_bad_input(change, error, says):
         attention(*draw((1, 1, 3, d), (1, 1, 3, d), (1, 1, 3, d), dtype=dtype), tile=tile, on=Emulator())
 
 
+@pytest.mark.parametrize("shape", [Shape(48, 16, 32), Shape(16, 16, 32), Shape(64, 16, 64)], ids=str)
+def test_a_shape_whose_bands_do_not_fill_it_is_refused(shape):
+    with pytest.raises(ValueError, match="shape: expected Br a multiple of a band of 16 or 32, got Br"):
+        attention(*draw((1, 1, 3, 8), (1, 1, 3, 8), (1, 1, 3, 8)), shape=shape, on=Emulator())
+
+
 def test_a_gpu_without_the_instructions_is_refused():
     class Older(Emulator):
         capability = 7, 5

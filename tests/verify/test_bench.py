@@ -153,11 +153,54 @@ def test_a_kernel_is_checked_and_launched_again(monkeypatch, direction, causal, 
     found, _ = bench_points.contenders(point, ["general", "step3_flash_v2"], [], inputs.device(point))
     general = found[0]
     general.work()
-    assert truth.wrong(truth.rmse(general.outputs())) is None and truth.wrong(float("nan"))
-    assert truth.wrong(truth.rmse(1.05 * general.outputs()))
+    outputs = general.outputs()
+    assert truth.wrong(truth.rmse(outputs)) is None
+    assert list(truth.exact) == (["O"] if direction == "forward" else ["dQ", "dK", "dV"])
+    for name in truth.exact:
+        for off in (1.05 * outputs[name], np.full_like(outputs[name], np.nan)):
+            assert f"on sampled rows of {name}, " in truth.wrong(truth.rmse(outputs | {name: off}))
     general.work()
     assert replayed == (["general"] if direction == "forward" else ["backward_rows", "backward_atomic", "round_sums"])
     assert len(general.facts["fingerprint"]) == 12 and general.facts["tile"] == [64, 32]
+
+
+@pytest.mark.parametrize("N", [1, 2, 3, 32, 33, 1024, 16384])
+def test_first_and_last_row_are_checked(N):
+    _, rows = bench_check.sample(Point("forward", 1, 1, N, 16, "fp16", True))
+    wanted = min(N, bench_check.MOST_ROWS, max(bench_check.LEAST_ROWS, bench_check.PAIRS // N))
+    assert rows[0] == 0 and rows[-1] == N - 1 and len(rows) == len(set(rows)) == wanted
+
+
+def test_of_many_rows_only_dQ_is_checked(monkeypatch):
+    """dK and dV take all pairs of a head: they are checked where those are few."""
+    monkeypatch.setattr(bench_check, "WHOLE", 16)
+    inputs = bench_points.Inputs(upload=lambda host, kept: host)
+    for N, checked in ((16, ["dQ", "dK", "dV"]), (17, ["dQ"])):
+        point = Point("backward", 1, 1, N, 16, "fp16", True)
+        truth = bench_check.Truth(point, inputs.host(point))
+        assert list(truth.exact) == list(truth.bound) == checked
+        assert all(0 < x < 1e-2 for x in truth.rmse_plain.values())
+
+
+def test_what_goes_wrong_while_it_is_timed_has_no_times(monkeypatch):
+    """The first run is right, a later one is not."""
+    device, runs = Device(), []
+    made = bench(monkeypatch, ALL[:2], ALL[2:], device)
+    real = bench_points.contenders
+
+    def spoilt(*given):
+        found, reasons = real(*given)
+        for c in found:
+            if c.name == "step6_flash_v3":
+                right = c.outputs()["O"]
+                c.outputs = lambda right=right: {"O": right + (len(runs) > 1)}
+                c.work = lambda work=c.work: (runs.append(0), work())
+        return found, reasons
+
+    monkeypatch.setattr(bench_points, "contenders", spoilt)
+    rows = rows_of(made)
+    assert "ms" not in rows["step6_flash_v3"] and rows["step6_flash_v3"]["failed"]
+    assert "wrong: RMSE" in rows["step6_flash_v3"]["not_measured"] and "ms" in rows["step5_tensor_core"]
 
 
 def test_gradients_on_tensor_cores_are_timed_with_atomics(monkeypatch):
@@ -300,6 +343,16 @@ def test_the_suite_compiles_into_a_cache_of_its_own(monkeypatch):
         assert os.environ.get(start.CACHE) == kept and not os.path.exists(inside)
 
 
+def test_a_record_of_another_machine_is_not_overwritten(simulated, monkeypatch, capsys, tmp_path):
+    assert main(["bench", "--suite", "h200"]) == 0
+    kept = (tmp_path / "h200_suite.json").read_text()
+    monkeypatch.setattr("verify.document.driver", lambda: "of another day")
+    assert main(["bench", "--suite", "h200", "--N", "64"]) == 2
+    assert "is of another machine, other versions or another protocol" in capsys.readouterr().err
+    assert (tmp_path / "h200_suite.json").read_text() == kept
+    assert main(["bench", "--suite", "h200", "--json", str(tmp_path / "mine.json")]) == 0
+
+
 def test_a_kernel_that_is_not_registered_is_said(simulated, monkeypatch, capsys):
     monkeypatch.setattr("verify.commands.bench.CUDA", {})
     assert main(["bench", "--suite", "h200", "--direction", "forward"]) == 1
@@ -337,6 +390,9 @@ MISUSE = {
     "--suite h100": "argument --suite: invalid choice: 'h100'",
     "--rounds 5": "--rounds: expected at least 6",
     "--peers xformers": "--peers: there is no peer 'xformers'",
+    "--rounds 8,9": "--rounds: expected one number, got '8,9'",
+    "--suite h200 --rounds 8": "--rounds: a suite has 24, leave it out",
+    "--check --json x.json": "--json: has no effect beside --check; leave it out",
     "--heads 0": "--heads: expected positive integers, got '0'",
 }
 

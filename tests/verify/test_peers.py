@@ -92,7 +92,7 @@ def test_a_peer_gets_the_arrays_in_its_own_order(torch, name, causal):
     made = peers.contender(name, point, inputs.device(point), rows=np.asarray)
     with made.within():
         made.work()
-        O = made.outputs()
+        O = made.outputs()["O"]
     host = inputs.host(point)
     truth, _ = oracle.attention(host["Q"], host["K"], host["V"], causal=causal)
     assert O.shape == truth.shape and np.abs(O - truth).max() <= 1e-3

@@ -97,6 +97,19 @@ def test_resident_blocks(fit, blocks):
     assert resident(fit, CHIPS["sm_90a"]) == blocks
 
 
+@pytest.mark.parametrize(("Br", "band"), [(16, 16), (48, 16), (32, 32), (128, 32)])
+def test_a_warp_has_as_many_rows_as_divide_the_tile(Br, band):
+    """As where the kernel is given a tile: no size is left out, and none is let in, for a band that does not fit it."""
+    (candidate,) = sweep.candidates("step5_tensor_core", [64], "fp16", [Br], [32])
+    assert candidate.options["shape"].band == band
+    assert sweep.examine(candidate, "sm_90a", assemble=False).block == Br // band * 32
+
+
+def test_a_chip_that_reserves_nothing_holds_a_block_of_all_it_has():
+    assert resident(Fit(shared=64 << 10, block=128), CHIPS["sm_75"]) == 1
+    assert resident(Fit(shared=99 << 10, block=128), CHIPS["sm_86"]) == 1
+
+
 def test_those_that_fit_are_timed_and_wrong_ones_are_not(monkeypatch):
     device, point = Device(scatter=0.01), Point("forward", 1, 2, 64, 16, "fp16", False)
     truth = bench_check.Truth(point, bench_points.Inputs(upload=lambda host, kept: host).host(point))
@@ -107,7 +120,7 @@ def test_those_that_fit_are_timed_and_wrong_ones_are_not(monkeypatch):
             raise RuntimeError("too many resources requested for launch\nmore")
         off = 1.0 if tile.Bc == 32 else 0.0
         work = device.work(str(tile), SLOW * point.work.flops / 1e9 / tile.Br)
-        return Contender(name, work, outputs=lambda: truth.exact + off)
+        return Contender(name, work, outputs=lambda: {"O": truth.exact["O"] + off})
 
     monkeypatch.setattr(bench_points, "kernel", kernel)
     fits = {c: Fit() for c in sweep.candidates("step4_causal", [16], "fp16", (16, 32, 64), (16, 32))}
@@ -152,6 +165,8 @@ MISUSE = {
     "--Br 0": "--Br: expected positive integers, got '0'",
     "--Bc 2000": "--Br, --Bc, --d: expected numbers up to 1024",
     "--d 300": "--kernel: step4_causal head dim 300 is outside 1 ... 256",
+    "--N 1024,2048": "--N: expected one number, got '1024,2048'",
+    "--kernel step6_flash_v3 --threads 8x8": "--threads: a block of step6_flash_v3 follows from its tile; leave it out",
     "--threads 16": "--threads: expected shapes such as 16x8, got '16'",
     "--arch sm_99": "argument --arch: invalid choice: 'sm_99'",
 }

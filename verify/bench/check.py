@@ -10,6 +10,8 @@ from verify.dtypes import DTYPES
 
 PAIRS = 1 << 20  # (query, key) pairs of each of two heads that are held against fp64
 LEAST_ROWS, MOST_ROWS = 32, 128
+WHOLE = 1024  # up to so many rows, dK and dV are checked too: each of theirs is a sum over all queries
+GRADIENTS = "dQ", "dK", "dV"
 # As the judge's: at most twice the RMSE of the plain formula at the same precision, and half an ulp of O's own RMS.
 FACTOR = 2.0
 
@@ -18,8 +20,8 @@ def sample(point):
     """The heads and rows that are checked: first and last head, first and last rows and some between."""
     rng = np.random.default_rng([point.N, point.d])
     n = min(point.N, MOST_ROWS, max(LEAST_ROWS, PAIRS // point.N))
-    rows = np.unique(np.r_[0, point.N - 1, rng.choice(point.N, n, replace=False)])[:n]
-    return [(0, 0), (point.B - 1, point.H - 1)], rows
+    between = 1 + rng.choice(max(point.N - 2, 0), max(n - 2, 0), replace=False)
+    return [(0, 0), (point.B - 1, point.H - 1)], np.unique(np.r_[0, point.N - 1, between])
 
 
 def rows_of(point):
@@ -50,49 +52,78 @@ class Truth:
     point : Point
     host : dict of str to ndarray
         As `Inputs.host` returns them.
+
+    Attributes
+    ----------
+    exact : dict of str to ndarray
+        What is checked: O; or dQ, and dK and dV up to `WHOLE` rows.
+    rmse_plain : dict of str to float
+    bound : dict of str to float
+        On a contender's RMSE.
     """
 
     def __init__(self, point, host):
         heads, rows = sample(point)
         exact, plain = [], []
         for b, h in heads:
-            Q, K, V, dO = (host[name][b : b + 1, h : h + 1] for name in ("Q", "K", "V", "dO"))
-            if point.direction == FORWARD:
-                exact.append(oracle.attention(Q, K, V, causal=point.causal, rows=rows)[0][0, 0])
-            else:
-                dQ, *_ = oracle.attention_backward(Q, K, V, dO[:, :, rows], causal=point.causal, rows=rows)
-                exact.append(dQ[0, 0])
-            plain.append(_plain_rows(*(x[0, 0] for x in (Q, K, V, dO)), rows, point))
-        self.exact = np.stack(exact)
-        self.rmse_plain = _rms(np.stack(plain) - self.exact)
-        self.bound = FACTOR * self.rmse_plain + DTYPES[point.dtype].ulp / 2 * _rms(self.exact)
+            arrays = {name: host[name][b : b + 1, h : h + 1] for name in ("Q", "K", "V", "dO")}
+            exact.append(_exact(arrays, rows, point))
+            plain.append(_plain(*(x[0, 0] for x in arrays.values()), rows, point))
+        self.exact = {name: np.stack([found[name] for found in exact]) for name in exact[0]}
+        self.rmse_plain = {
+            name: _rms(np.stack([found[name] for found in plain]) - x) for name, x in self.exact.items()
+        }
+        half = DTYPES[point.dtype].ulp / 2
+        self.bound = {name: FACTOR * self.rmse_plain[name] + half * _rms(x) for name, x in self.exact.items()}
 
-    def rmse(self, outputs) -> float:
-        """Root mean square error of sampled rows, as `Contender.outputs` gives them."""
-        return _rms(outputs - self.exact)
+    def rmse(self, outputs) -> dict:
+        """Root mean square error of what is checked, by name, in sampled rows as `Contender.outputs` gives them."""
+        return {name: _rms(outputs[name] - x) for name, x in self.exact.items()}
 
     def wrong(self, rmse) -> str | None:
-        """Why a result with this error is not worth timing; None if it is."""
-        if rmse <= self.bound:  # NaN fails this
-            return None
-        return f"wrong: RMSE {rmse:.2g} on sampled rows, {self.bound:.2g} allowed"
+        """Why a result with these errors is not worth timing; None if it is."""
+        for name, error in rmse.items():
+            if not error <= self.bound[name]:  # NaN, too
+                return f"wrong: RMSE {error:.2g} on sampled rows of {name}, {self.bound[name]:.2g} allowed"
+        return None
 
 
-def _plain_rows(Q, K, V, dO, rows, point):
-    """O, or dQ, of some rows by the plain formula: fp32, with P, dS and the result rounded to the storage type."""
+def _exact(arrays, rows, point):
+    """One head's sampled rows in fp64, by name."""
+    Q, K, V, dO = arrays.values()
+    if point.direction == FORWARD:
+        return {"O": oracle.attention(Q, K, V, causal=point.causal, rows=rows)[0][0, 0]}
+    if point.N > WHOLE:
+        dQ, *_ = oracle.attention_backward(Q, K, V, dO[:, :, rows], causal=point.causal, rows=rows)
+        return {"dQ": dQ[0, 0]}
+    found = oracle.attention_backward(Q, K, V, dO, causal=point.causal)
+    return {name: x[0, 0][rows] for name, x in zip(GRADIENTS, found[:3], strict=True)}
+
+
+def _plain(Q, K, V, dO, rows, point):
+    """The same by the plain formula: fp32, with P, dS and the result rounded to the storage type."""
     stored, wide = DTYPES[point.dtype].numpy, np.float32
-    scale = wide(1 / np.sqrt(point.d))
-    Q, K, V, dO = (x.astype(wide) for x in (Q[rows], K, V, dO[rows]))
+
+    def rounded(x):
+        return x.astype(stored).astype(wide)
+
+    scale, whole = wide(1 / np.sqrt(point.d)), point.direction != FORWARD and point.N <= WHOLE
+    at = np.arange(point.N) if whole else rows
+    Q, K, V, dO = (x.astype(wide) for x in (Q[at], K, V, dO[at]))
     S = scale * (Q @ K.T)
     if point.causal:
-        S = np.where(np.arange(point.N) <= rows[:, None], S, wide(-np.inf))
+        S = np.where(np.arange(point.N) <= at[:, None], S, wide(-np.inf))
     P = np.exp(S - S.max(axis=1, keepdims=True))
     P /= P.sum(axis=1, keepdims=True)
-    O = (P.astype(stored).astype(wide) @ V).astype(stored).astype(wide)
+    O = rounded(rounded(P) @ V)
     if point.direction == FORWARD:
-        return O
-    dS = (P * (dO @ V.T - (dO * O).sum(axis=1, keepdims=True))).astype(stored).astype(wide)
-    return (scale * (dS @ K)).astype(stored)
+        return {"O": O}
+    dS = rounded(P * (dO @ V.T - (dO * O).sum(axis=1, keepdims=True)))
+    found = {"dQ": rounded(scale * (dS @ K))}
+    if whole:
+        found |= {"dK": rounded(scale * (dS.T @ Q)), "dV": rounded(rounded(P).T @ dO)}
+        found = {name: x[rows] for name, x in found.items()}
+    return found
 
 
 def _rms(x) -> float:

@@ -10,6 +10,7 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
+from verify.bench.check import GRADIENTS
 from verify.bench.limits import FORWARD
 from verify.timing import Contender
 
@@ -118,7 +119,7 @@ def contender(name, point, arrays, rows=None):
             with torch.no_grad():
                 kept["O"] = attention(Q, K, V)
 
-        return Contender(name, work, within, lambda: rows(kept["O"]), facts)
+        return Contender(name, work, within, lambda: {"O": rows(kept["O"])}, facts)
     inputs = [x.detach().requires_grad_() for x in (Q, K, V)]
     with within():
         O = attention(*inputs)
@@ -127,7 +128,10 @@ def contender(name, point, arrays, rows=None):
     def work():
         kept["gradients"] = torch.autograd.grad(O, inputs, tensors["dO"], retain_graph=True)
 
-    return Contender(name, work, within, lambda: rows(kept["gradients"][0]), facts)
+    def outputs():
+        return {name: rows(x) for name, x in zip(GRADIENTS, kept["gradients"], strict=True)}
+
+    return Contender(name, work, within, outputs, facts)
 
 
 def tensor(array, dtype):

@@ -9,7 +9,7 @@ import numpy as np
 
 from verify import registry, timing
 from verify.bench import limits, peers
-from verify.bench.check import rows_of
+from verify.bench.check import GRADIENTS, rows_of
 from verify.bench.limits import BACKWARD, FORWARD
 from verify.cases import Shape
 from verify.dtypes import DTYPES
@@ -156,11 +156,11 @@ def kernel(name, point, arrays, rows, options=None) -> timing.Contender:
     def first():
         """Compile, allocate, launch; what is timed afterwards is the launches."""
         O, lse = entry.attention()(Q, K, V, causal=point.causal, on=forward, **(options or {}))
-        state.update(on=forward, out=O)
+        state.update(on=forward, out={"O": O})
         if backward:
             on, out = Gpu(), _faced(O, Q.dtype)
-            dQ, *_ = backward(Q, K, V, out, lse, arrays["dO"], causal=point.causal, on=on, **entry.ways[0])
-            state.update(on=on, out=dQ)
+            found = backward(Q, K, V, out, lse, arrays["dO"], causal=point.causal, on=on, **entry.ways[0])
+            state.update(on=on, out=dict(zip(GRADIENTS, found[:3], strict=True)))
 
     def work():
         if "on" not in state:
@@ -172,7 +172,10 @@ def kernel(name, point, arrays, rows, options=None) -> timing.Contender:
         """The same launches as a CUDA graph."""
         return state["on"].graph()
 
-    return timing.Contender(name, work, outputs=lambda: rows(state["out"]), facts=facts, graph=graph)
+    def outputs():
+        return {key: rows(x) for key, x in state["out"].items()}
+
+    return timing.Contender(name, work, outputs=outputs, facts=facts, graph=graph)
 
 
 def fingerprint_of(name, direction) -> str:

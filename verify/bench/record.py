@@ -58,18 +58,24 @@ class Bench:
             try:
                 with c.within():
                     c.facts["first_call_s"] = start.seconds(c, self.clock.device)
-                    c.facts["rmse"] = truth.rmse(c.outputs())
+                    errors = truth.rmse(c.outputs())
+                    c.facts["rmse"], *_ = errors.values()
             except Exception as error:  # a kernel or back end that fails must not cost the others their times
                 failed[c.name] = bench_points.brief(error)
                 continue
-            if wrong := truth.wrong(c.facts["rmse"]):
+            if wrong := truth.wrong(errors):
                 failed[c.name] = wrong
             else:
                 ready.append(c)
         before = machine.state()
         times = interleaved(self.clock, ready, self.rounds, self.seconds, self.fewest) if ready else {}
         states = {"before": before, "after": machine.state()}
-        rows = [self._row(point, c, times[c.name], truth, states) for c in ready]
+        rows = []
+        for c in ready:
+            if wrong := truth.wrong(truth.rmse(c.outputs())):  # of the last run that was timed
+                failed[c.name] = f"after the timed runs {wrong}"
+            else:
+                rows.append(self._row(point, c, times[c.name], truth, states))
         for name, reason in (reasons | failed).items():
             rows.append({**_where(point), "name": name, "not_measured": reason, "failed": name in failed})
         return rows
@@ -77,7 +83,7 @@ class Bench:
     def _row(self, point, contender, times, truth, states):
         """One row; with "refused" and no time in it where a time cannot be true."""
         work, row = point.work, {**_where(point), "name": contender.name, **contender.facts}
-        row["rmse_plain"] = truth.rmse_plain
+        row["rmse_plain"], *_ = truth.rmse_plain.values()
         for cold, runs in ((True, times.ms), (False, times.warm_ms)):
             for ms in runs:
                 if reason := limits.too_fast(ms, work, self.light, cold):
@@ -121,8 +127,10 @@ class Bench:
             "rounds": self.rounds,
             "seconds": self.seconds,
             "l2": f"cold: {FLUSH_BYTES >> 20} MiB written before every run; warm_ms: straight after the same work",
-            "checked": f"before timing, {bench_check.LEAST_ROWS} to {bench_check.MOST_ROWS} rows of two heads, "
+            "checked": f"before and after, {bench_check.LEAST_ROWS} to {bench_check.MOST_ROWS} rows of two heads of O "
+                       f"or dQ, and of dK and dV up to N = {bench_check.WHOLE}, "
                        f"against fp64: RMSE <= {bench_check.FACTOR:g} x the plain formula's + ulp / 2",
+            "rmse": "of O, or of dQ",
             "flops": "2 (d + dv) a visible pair forward, 2.5 times that backward; bytes: compulsory",
         }  # fmt: skip
 
@@ -151,17 +159,17 @@ def by_point(rows) -> dict:
     return found
 
 
-def same_machine(one, other) -> bool:
-    """Whether two records' rows may stand side by side: one device, driver and set of versions."""
-    return all(one.get(name) == other.get(name) for name in ("device", "driver", "packages", "peers"))
+def same_run(one, other) -> bool:
+    """Whether two records' rows may stand side by side: one device, driver, set of versions and protocol."""
+    return all(one.get(name) == other.get(name) for name in ("device", "driver", "packages", "peers", "protocol"))
 
 
 def merged(record, older) -> dict:
-    """A record with the points of an older one that it has not measured again, if both are of one machine.
+    """A record with the points of an older one that it has not measured again, if both are of one machine and protocol.
 
     A point is replaced as a whole: ratios are between runs that stood side by side.
     """
-    if older is None or not same_machine(record, older):
+    if older is None or not same_run(record, older):
         return record
     fresh = {key(row) for row in record["rows"]}
     kept = [row for row in older["rows"] if key(row) not in fresh]

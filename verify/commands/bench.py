@@ -6,14 +6,14 @@ from itertools import product
 
 from rich.console import Console
 
-from verify import document, options, timing
+from verify import document, executors, options, timing
 from verify.bench import points as bench_points
 from verify.bench import report as bench_report
 from verify.bench import start
 from verify.bench import suite as bench_suite
 from verify.bench.limits import BACKWARD, FORWARD
 from verify.bench.peers import PEERS
-from verify.bench.record import Bench, merged
+from verify.bench.record import Bench, merged, same_run
 from verify.bench.stats import LEAST_ROUNDS
 from verify.bench.suite import SUITES
 from verify.misuse import Misuse, pick
@@ -49,12 +49,17 @@ def add_arguments(parser):
 def run(args) -> int:
     """Measure every point: 1 if something was refused or failed, or a bar was missed; 2 where there is no GPU."""
     if args.check:
+        options.alone("--check", args, add_arguments, "suite")
         return check(args.suite or "h200")
-    rounds = options.positive("--rounds", args.rounds)[0]
+    rounds = options.one("--rounds", args.rounds)
     if rounds < LEAST_ROUNDS:
         raise Misuse(f"--rounds: expected at least {LEAST_ROUNDS}, below which there is no 95 % interval; got {rounds}")
-    seconds = options.positive("--seconds", args.seconds)[0]
+    seconds = options.one("--seconds", args.seconds)
     suite = SUITES.get(args.suite)
+    if suite and rounds != timing.ROUNDS:
+        raise Misuse(f"--rounds: a suite has {timing.ROUNDS}, leave it out")
+    if suite and not timing.missing() and suite.device not in (name := executors.device_name("gpu")):
+        raise Misuse(f"--suite: its bars are for an {suite.device}, and this is an {name}; leave it out")
     points, alone = _suite_points(suite, args) if suite else (_points(args), [])
     kernels = _kernels(suite, args)
     others = _peers(args.peers, suite.peers if suite else tuple(PEERS))
@@ -63,9 +68,10 @@ def run(args) -> int:
     if reason := timing.missing():
         raise Misuse(f"bench: a GPU is needed to time anything, and {reason}")
     bench = Bench(timing.Clock(), kernels, others, rounds, seconds, LEAST_ROUNDS if suite else 1)
-    if suite and suite.device not in bench.device:
-        raise Misuse(f"--suite: its bars are for an {suite.device}, and this is an {bench.device}; leave it out")
     rows, older, restarts = [], _read(path) if path else None, []
+    if older and not args.json and not same_run(bench.record("suite", []), older):
+        raise Misuse(f"--suite: {path} is of another machine, other versions or another protocol; name another file "
+                     "with --json, or move that one away")  # fmt: skip
 
     def keep():
         """A measurement that was paid for is kept, whatever comes after it."""
@@ -140,8 +146,8 @@ def _points(args):
     if max(dims) > MAX_DIM or max(lengths) > MAX_LENGTH:
         raise Misuse(f"--d, --N: expected head dims up to {MAX_DIM} and lengths up to {MAX_LENGTH}")
     heads, tokens = (
-        options.positive("--heads", args.heads)[0],
-        options.positive("--tokens", args.tokens)[0] if args.tokens else None,
+        options.one("--heads", args.heads),
+        options.one("--tokens", args.tokens) if args.tokens else None,
     )
     ways = DIRECTIONS[args.direction or "forward"]
     return bench_points.points(ways, lengths, dims, options.dtypes(args), MASKS[args.mask], heads, tokens)

@@ -41,13 +41,15 @@ def run(args) -> int:
     """Examine every candidate, time those that fit if there is a GPU, print the map; 1 if none fits."""
     (kernel,) = _one(pick("--kernel", args.kernel, CUDA, what="kernel"), "--kernel")
     (dtype,) = _one(options.dtypes(args, ("fp16",)), "--dtype")
-    sides = [options.positive(name, getattr(args, name[2:])) for name in ("--d", "--Br", "--Bc", "--N", "--rounds")]
-    dims, Brs, Bcs, (N, *_), (rounds, *_) = sides
+    dims, Brs, Bcs = (options.positive(name, getattr(args, name[2:])) for name in ("--d", "--Br", "--Bc"))
+    N, rounds = options.one("--N", args.N), options.one("--rounds", args.rounds)
     if max(*Brs, *Bcs, *dims) > MAX_SIDE:
         raise Misuse(f"--Br, --Bc, --d: expected numbers up to {MAX_SIDE}")
     for d in dims:
         if reason := CUDA[kernel].lacks(set(), dtype, d, d):
             raise Misuse(f"--kernel: {kernel} {reason}")
+    if args.threads and CUDA[kernel].tile_units != (1, 1):
+        raise Misuse(f"--threads: a block of {kernel} follows from its tile; leave it out")
     target, threads = options.writable("--json", args.json), _threads(args.threads)
     wanted = sweep.candidates(kernel, dims, dtype, Brs, Bcs, threads)
     unassembled = sweep.can_assemble()
