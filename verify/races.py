@@ -12,6 +12,7 @@ import numpy as np
 
 from verify import barriers, calls, runner
 from verify.cases import DEFAULT, Case, dense
+from verify.foreign.refusal import fatal
 from verify.registry import CUDA
 
 # Ragged both ways, shared key heads, a maximum that grows, a mask by rule; gradients of such, and those of a bias.
@@ -171,16 +172,26 @@ def launched(kernel, case, dtype) -> set[str]:
     return witness.modules
 
 
-def _compare(runs) -> str | None:
-    """The first difference of any run from the first; a fault in words."""
-    first = None
+def _compare(runs, first=None, survives=False) -> str | None:
+    """The first difference of any run from the first; a fault in words.
+
+    Parameters
+    ----------
+    runs : iterable of dict
+    first : dict, optional
+        What to compare with, if not the first of them.
+    survives : bool
+        Put a fault that a process does not survive into words, too; who calls must be alone in its process.
+    """
     try:
-        for k, outputs in enumerate(runs):
+        for k, outputs in enumerate(runs, first is not None):
             if first is None:
                 first = outputs
             elif told := difference(first, outputs):
                 return f"run {k}: {told}"
     except Exception as error:
+        if fatal(error) and not survives:
+            raise
         return f"{type(error).__name__}: {error}".splitlines()[0]
     return None
 
@@ -255,25 +266,26 @@ def seen_without(kernel, cases, dtype, module, k, where) -> dict[str, str | None
 
 
 def _seen_emulated(kernel, case, dtype, module, k):
-    copies = barriers.without(module, k)
+    copies, whole = barriers.without(module, k), _run(kernel, case, dtype, "emulated", None)
 
     def unwatched():
-        yield _run(kernel, case, dtype, "emulated", None)
         for seed in (None, *range(1, SEEDS + 1)):
             yield _run(kernel, case, dtype, "emulated", seed, copies.load, watch=False)
 
-    return {"watched": _watched(kernel, case, dtype, copies.load), "bits, emulated": _compare(unwatched())}
+    return {"watched": _watched(kernel, case, dtype, copies.load), "bits, emulated": _compare(unwatched(), whole)}
 
 
 def _seen_on_gpu(kernel, case, dtype, module, k):
-    copies = barriers.without(module, k)
+    copies, whole = barriers.without(module, k), _run(kernel, case, dtype, "gpu")
 
-    def runs(copies_of_seed, n):
-        yield _run(kernel, case, dtype, "gpu")
-        for seed in range(n):
-            yield _run(kernel, case, dtype, "gpu", load=copies_of_seed(seed).load)
+    def differs(copies_of_seed, n):
+        runs = (_run(kernel, case, dtype, "gpu", load=copies_of_seed(seed).load) for seed in range(n))
+        return _compare(runs, whole, survives=True)
 
+    repeats = differs(lambda seed: copies, REPEATS)
+    if repeats and not repeats.startswith("run "):  # a fault, after which nothing runs in this process
+        return {"repeats": repeats, "delays": None}
     return {
-        "repeats": _compare(runs(lambda seed: copies, REPEATS)),
-        "delays": _compare(runs(lambda seed: barriers.delayed(modules_of(kernel), seed, gone=(module, k)), SEEDS)),
+        "repeats": repeats,
+        "delays": differs(lambda seed: barriers.delayed(modules_of(kernel), seed, gone=(module, k)), SEEDS),
     }

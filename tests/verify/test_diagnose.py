@@ -270,6 +270,50 @@ def test_misuse_is_one_line(args, says, capsys):
     assert says in capsys.readouterr().err
 
 
+STRANGERS = """
+import numpy as np
+from refimpl import oracle
+
+def attn(q, k, v, *, scale=None, causal=False):
+    O, _ = oracle.attention(*(x.astype(np.float64) for x in (q, k, v)), scale=scale, causal=causal)
+    return O.astype(q.dtype)
+
+def overwrites(q, k, v, *, scale=None, causal=False):
+    O = attn(q, k, v, scale=scale, causal=causal)
+    k[...] = 7
+    return O
+
+def attn_backward(q, k, v, do, *, scale=None, causal=False):
+    raise ValueError("not today")
+
+def whole(q, k, v, *, scale=None, causal=False):
+    if q.shape[2] % 128:
+        raise IndexError("index 128 is out of bounds")
+    return attn(q, k, v, scale=scale, causal=causal)
+
+def dies(q, k, v, *, scale=None, causal=False):
+    if q.shape[1] != k.shape[1]:
+        import os
+        os._exit(3)
+    return attn(q, k, v, scale=scale, causal=causal)
+"""
+
+
+@pytest.mark.parametrize(("args", "status", "says"), [
+    (["overwrites"], 1, ["ReadOnly: input K was modified", "1. input_written: an input was written to"]),
+    (["attn", "--backward"], 2, ["does not take a backward pass (probed: ValueError: not today); leave it out"]),
+    (["whole"], 0, ["no fault found", "not looked at: does not take lengths that no tile divides (probed: IndexError"]),
+    (["dies"], 1, ["raised on 2: the worker process died (exit status 3)", "none of the known bugs"]),
+])  # fmt: skip
+def test_what_a_stranger_does_besides_is_said(args, status, says, tmp_path, capsys):
+    """Writing to its inputs, refusing what it was asked for, or dying is not "no fault found" and status 0."""
+    (tmp_path / "strangers.py").write_text(STRANGERS)
+    name, *more = args
+    assert main(["diagnose", "--kernel", f"{tmp_path / 'strangers.py'}:{name}", "--dtype", "fp32", *more]) == status
+    told = "".join(capsys.readouterr())
+    assert all(line in told for line in says), told
+
+
 STALE = """
 def attn(q, k, v, scale=None, causal=False):
     stored, (B, H, Nq, d), Nk = q.dtype, q.shape, k.shape[2]

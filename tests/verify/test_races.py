@@ -86,6 +86,42 @@ def test_a_delayed_kernel_sleeps_wherever_its_barriers_were_written():
     assert "flash_cuda.backward_hopper_kernels" in races.modules_of("step6_flash_v3")
 
 
+class CudaAPIError(RuntimeError):
+    """As numba's, after which a process launches nothing more."""
+
+
+def test_a_fault_of_the_device_ends_its_process(monkeypatch):
+    """In words it would fail every later case of the kernel: the worker has to go, and the pool sees to that."""
+    def runs(error):
+        yield {"O": np.zeros(2)}
+        raise error
+
+    assert races._compare(runs(ValueError("no\nmore"))) == "ValueError: no"
+    with pytest.raises(CudaAPIError):
+        races._compare(runs(CudaAPIError("[700] an illegal address")))
+    assert races._compare(runs(CudaAPIError("[700]")), survives=True) == "CudaAPIError: [700]"
+    whole = {"O": np.ones(2)}
+    assert races._compare([{"O": np.zeros(2)}], whole) == "run 1: O[0] is 0.0, was 1.0; 2 of 2 differ"
+    monkeypatch.setattr(races, "_run", lambda *call, **how: next(runs(None)) if how else _fails())
+    with pytest.raises(ValueError, match="whole"):  # the kernel itself: no barrier's absence is seen in that
+        races._seen_on_gpu("step4_causal", "gqa", "fp16", "flash_cuda.step4_causal", 0)
+
+
+def _fails():
+    raise ValueError("the whole kernel fails")
+
+
+def test_a_fault_without_a_barrier_is_seen_and_ends_the_looking(monkeypatch):
+    def run(kernel, case, dtype, kind, load=None):
+        if load:
+            raise CudaAPIError("[700] an illegal address")
+        return {"O": np.zeros(2)}
+
+    monkeypatch.setattr(races, "_run", run)
+    seen = races._seen_on_gpu("step4_causal", "gqa", "fp16", STEP, 0)
+    assert seen == {"repeats": "CudaAPIError: [700] an illegal address", "delays": None}
+
+
 def test_every_barrier_belongs_to_a_kernel_that_a_case_launches():
     """A module whose barriers no case comes by would never be looked at."""
     waiting = set().union(*map(races.modules_of, races.CUDA))
@@ -193,6 +229,8 @@ def test_the_self_test_fails_if_nobody_sees_that_a_barrier_is_gone(in_process, m
 def test_misuse(capsys):
     assert main(["races", "--kernels", "oracle"]) == 2
     assert "--kernels: there is no kernel 'oracle'" in capsys.readouterr().err
+    assert main(["races", "--kernels", "step4_causal", "--self-test", "--dtype", "fp16,bf16"]) == 2
+    assert "--dtype: the self-test takes one" in capsys.readouterr().err
     assert main(["races", "--kernels", "step4_causal", "--dtype", "fp64"]) == 2
     assert "--dtype: none of these kernels stores fp64" in capsys.readouterr().err
 

@@ -44,12 +44,12 @@ def run(args) -> int:
             console.print(line)
         return 0 if self_test.score(trials).passed else 1
     ours = args.kernel in ALL
-    subject, source, notes = (*_ours(args), ()) if ours else _foreign(args)
+    subject, source, notes, died = (*_ours(args), (), ()) if ours else _foreign(args)
     with subjects.apart(subject, source) as kernel, bar(f"diagnose {subject.name}", log=True) as update:
         found = diagnose(kernel, progress=update)
     for line in report.lines(found, notes):
         console.print(line)
-    return 0 if found.verdict == NONE else 1
+    return 0 if found.verdict == NONE and not died else 1
 
 
 def _ours(args):
@@ -68,7 +68,7 @@ def _ours(args):
 
 
 def _foreign(args):
-    """A stranger's kernel, after finding out what it takes; how to reach it, and what else is worth saying of it."""
+    """A stranger's kernel, after finding out what it takes; how to reach it, what else is worth saying, what died."""
     if args.on is not None:
         raise Misuse("--on: where a kernel of one's own runs is its own choice; leave it out")
     spec = foreign.parse(args.kernel, args.arrays, args.layout, args.backward)
@@ -77,12 +77,14 @@ def _foreign(args):
         facts = foreign_probe.probe(spec, list(DEFAULT.values()), dtypes, progress=update)
     if facts.failure:
         raise Misuse(f"--kernel {args.kernel}: {facts.failure}")
+    if args.backward and (why := facts.refused.get("backward")):
+        raise Misuse(f"--backward: {spec.name} {why}; leave it out to look at the forward pass")
     if facts.always_causal:
         raise Misuse(f"--kernel {args.kernel}: is always causal, and most probes are not")
     subject = subjects.foreign(spec, facts, [dtype for dtype in dtypes if dtype != "fp64"])
     if not subject.dtypes:
         raise Misuse(f"--dtype: {spec.name} takes none of {', '.join(dtypes)}")
-    return subject, ("foreign", spec, facts.layout), _notes(facts, dtypes)
+    return subject, ("foreign", spec, facts.layout), _notes(facts, dtypes), facts.died
 
 
 def _notes(facts, dtypes):
@@ -91,4 +93,6 @@ def _notes(facts, dtypes):
     notes += [f"probes have head dim {facts.d}, as it does not take {usual(facts.small)}"] if facts.d else []
     reasons = (facts.refused.get(("dtype", dtype)) for dtype in dtypes)
     notes += [f"not looked at: {dtype} ({why})" for dtype, why in zip(dtypes, reasons, strict=True) if why]
-    return notes
+    # What its signature lacks it was not meant to take; how it refused the rest is worth a second look.
+    probed = [why for word, why in facts.refused.items() if isinstance(word, str) and "(probed: " in why]
+    return notes + [f"not looked at: {why}" for why in dict.fromkeys(probed)]

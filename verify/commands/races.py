@@ -16,10 +16,12 @@ from verify.progress import bar
 from verify.registry import CUDA
 
 LIMIT = 300.0  # seconds for one check of one case, compilation included
-SANITIZE, DELAYS = "verify.sanitizer:sanitize", "verify.races:delays"
+SANITIZE, SEEN = "verify.sanitizer:sanitize", "verify.races:seen_without"
 # One at a time on a GPU: repeated runs want it as it is, and nobody else may use shared memory once it is spoilt. What
 # sleeps may sleep longer beside others, a sanitizer sees its own kernels only, and what is emulated is not there.
-ALONE = ("verify.races:repeats", "verify.races:poisoned", "verify.races:seen_without")
+ALONE = ("verify.races:repeats", "verify.races:poisoned", SEEN)
+# In a process of its own: what takes long for one case, and a kernel without a barrier, which may fault.
+APART = (SANITIZE, SEEN, "verify.races:delays")
 
 
 def add_arguments(parser):
@@ -39,6 +41,8 @@ def run(args) -> int:
     console = Console(highlight=False, soft_wrap=True)
     if not console.is_terminal:
         console.width = 160
+    if args.self_test and len(dtypes) > 1:
+        raise Misuse(f"--dtype: the self-test takes one, got {args.dtype}")
     made = _self_test(kernels, dtypes[0], where) if args.self_test else _checks(kernels, dtypes, where)
     if not made:
         raise Misuse(f"--dtype: none of these kernels stores {', '.join(dtypes)}")
@@ -104,7 +108,7 @@ def _self_test(kernels, dtype, where):
                 name = f"{module.removeprefix('flash_cuda.')}:{line}"
                 row = _row(kernel, dtype, come_by[0], name) | {"seen": {}}
                 rows.append(row)
-                jobs += [("verify.races:seen_without", (kernel, come_by, dtype, module, k, w), row) for w in where]
+                jobs += [(SEEN, (kernel, come_by, dtype, module, k, w), row) for w in where]
     _run(jobs, where)
     for row in rows:
         if not row["problem"] and not any(row["seen"].values()):
@@ -114,6 +118,7 @@ def _self_test(kernels, dtype, where):
 
 def _run(jobs, where):
     """Run (function, arguments, row) in workers and put the answers into the rows."""
+    apart = APART if "gpu" in where else (SANITIZE,)
     with bar("races") as update:
         for function in dict.fromkeys(name for name, *_ in jobs):
             mine = [(arguments, row) for name, arguments, row in jobs if name == function]
@@ -122,7 +127,7 @@ def _run(jobs, where):
                 [arguments for arguments, _ in mine],
                 limit=LIMIT,
                 jobs=1 if "gpu" in where and function in ALONE else None,
-                groups=range(len(mine)) if function in (SANITIZE, DELAYS) else [arguments[0] for arguments, _ in mine],
+                groups=range(len(mine)) if function in apart else [arguments[0] for arguments, _ in mine],
                 fresh="gpu" in where,
                 progress=update,
             )

@@ -87,21 +87,30 @@ class Sample:
 
 def sample(subject: Subject, probe: Probe) -> Sample:
     """Run a kernel on a probe, on copies of its inputs where these are contiguous."""
+    before = [x.tobytes() for x in (probe.Q, probe.K, probe.V)]
+    returned, fault = {}, None
     try:
-        before = [x.tobytes() for x in (probe.Q, probe.K, probe.V)]
         with np.errstate(all="ignore"):
             returned = subject.call(probe)
-        for name, x, was in zip("QKV", (probe.Q, probe.K, probe.V), before, strict=True):
-            if x.tobytes() != was:
-                x[...] = np.frombuffer(was, x.dtype).reshape(x.shape)  # for the next kernel
-                return Sample(probe, {}, f"input {name} was modified", "ReadOnly")
+    except Exception as error:
+        fault = Sample(probe, {}, f"{type(error).__name__}: {error}".splitlines()[0], type(error).__name__)
+    for name, x, was in zip("QKV", (probe.Q, probe.K, probe.V), before, strict=True):
+        if x.tobytes() != was:
+            x[...] = np.frombuffer(was, x.dtype).reshape(x.shape)  # for the next kernel
+            fault = Sample(probe, {}, f"input {name} was modified", "ReadOnly")
+    return fault or _read(returned, probe)
+
+
+def _read(returned, probe):
+    """What a kernel returned as a sample, or why that is none."""
+    try:
         outputs = {n: np.asarray(x).astype(np.float64) for n, x in returned.items() if x is not None}
-        for name, x in outputs.items():
-            if x.shape != probe.truth[name].shape:
-                return Sample(probe, {}, f"{name} has shape {x.shape}, expected {probe.truth[name].shape}", "shape")
-        return Sample(probe, outputs)
     except Exception as error:
         return Sample(probe, {}, f"{type(error).__name__}: {error}".splitlines()[0], type(error).__name__)
+    for name, x in outputs.items():
+        if x.shape != probe.truth[name].shape:
+            return Sample(probe, {}, f"{name} has shape {x.shape}, expected {probe.truth[name].shape}", "shape")
+    return Sample(probe, outputs)
 
 
 def blank(sample: Sample) -> bool:

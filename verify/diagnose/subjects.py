@@ -115,9 +115,25 @@ def offered(loaded: Loaded) -> frozenset:
     return frozenset(words)
 
 
+class ReadOnly(RuntimeError):
+    """A kernel wrote to one of its inputs. Named as the emulator's, since it means the same to a diagnosis."""
+
+
 def foreign_outputs(loaded: Loaded, probe: Probe, layout="bhsd") -> dict:
-    """Run a stranger's kernel on a probe; of the backward pass, the gradients."""
-    outputs = call(loaded, probe.posed, layout, watch=False).outputs
+    """Run a stranger's kernel on a probe; of the backward pass, the gradients.
+
+    Raises
+    ------
+    ReadOnly
+        The kernel has overwritten an input: of a copy, such as a GPU has, nobody else would notice.
+    """
+    posed = probe.posed
+    before = [x.tobytes() for x in (posed.Q, posed.K, posed.V)]
+    answer = call(loaded, posed, layout, watch=False)
+    for name, x, was in zip("QKV", answer.inputs, before, strict=True):
+        if np.asarray(x).tobytes() != was:
+            raise ReadOnly(f"input {name} was modified")
+    outputs = answer.outputs
     wanted = ("O", "lse") if probe.dO is None else ("dQ", "dK", "dV")
     return {name: outputs[name] for name in wanted if name in outputs}
 
