@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from figures import readme_peers, readme_speed, records
+from figures.readme_peers import NONE
 from verify import document, summary
 from verify.registry import JUDGED
 
@@ -24,7 +25,8 @@ def table(folder: Path = document.RECORDS) -> str:
         Of records.
     """
     run = document.newest_gpu(folder)
-    verified, points = summary.recorded(run), quoted(records.times(folder))
+    verified = summary.recorded(run)
+    points = quoted(records.times(folder, "suite")) | quoted(records.times(folder))
     rows = [
         "| kernel | chapter | idea | verified | time | time, causal |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -35,7 +37,8 @@ def table(folder: Path = document.RECORDS) -> str:
         cells = [f"`{name}` ({links})", kernel.chapter, kernel.idea, _verified(verified, name)]
         cells += [_rate(points.get((name, causal))) for causal in (False, True)]
         rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(["", *rows, "", *_legend(run, points), ""])
+    old = [" Stale: the kernel was changed since."] if any("(stale)" in row for row in rows) else []
+    return "\n".join(["", *rows, "", "\n".join(_legend(run, points)) + "".join(old), ""])
 
 
 def quoted(points: list) -> dict:
@@ -45,7 +48,8 @@ def quoted(points: list) -> dict:
 
 def _verified(verified: dict, name: str) -> str:
     """What the record says of a kernel, by storage type."""
-    found = {dtype: verified[name, dtype] for dtype in DTYPES if (name, dtype) in verified}
+    found = {dtype: verified[name, dtype] for dtype in DTYPES
+             if not verified.get((name, dtype), NONE).startswith(NONE)}  # fmt: skip
     said = "; ".join(f"{dtype} {text.removesuffix(' stale')}" for dtype, text in found.items())
     old = " (stale)" if any(text.endswith(" stale") for text in found.values()) else ""
     return said + old or "no record"
@@ -55,7 +59,8 @@ def _rate(point) -> str:
     """Median time and rate."""
     if point is None:
         return "no record"
-    return f"{point.median_ms:.2f} ms, {point.tflops:.1f} TFLOP/s{' (stale)' if point.stale else ''}"
+    batch = "" if point.size["B"] == 1 else f" for a batch of {point.size['B']}"
+    return f"{point.median_ms:.2f} ms{batch}, {point.tflops:.1f} TFLOP/s{' (stale)' if point.stale else ''}"
 
 
 def _legend(run: dict | None, points: dict) -> list[str]:
@@ -76,8 +81,8 @@ def _legend(run: dict | None, points: dict) -> list[str]:
         p = next(iter(points.values()))
         s = p.size
         lines.append(
-            f"Times: median on {p.device}, fp16, {s['B']} × {s['Hq']} heads, N = {s['Nq']}, d = {s['d']}; "
-            "operations counted as 4 B H N² d, half of it when causal. Stale: the kernel was changed since."
+            f"Times: median on {p.device}, fp16, {s['Hq']} heads, N = {s['Nq']}, d = {s['d']}, batch 1 if no other is "
+            "named; operations counted as 4 B H N² d, half of it when causal."
         )
     return lines
 

@@ -121,5 +121,6 @@ def _serve(pipe, log):
                 pipe.send((True, getattr(import_module(module), name)(*args), ""))
             except Exception as error:
                 line = f"{type(error).__name__}: {error}".splitlines()[0]
+                line += f" ({error.place})" if getattr(error, "place", "") else ""  # where in a stranger's file
                 pipe.send((False, line, traceback.format_exc()))
             sys.stdout.flush()

@@ -40,7 +40,7 @@ MISUSE = {
     "--jobs 0": "argument --jobs: expected an integer of at least 1, got '0'",
     "--on tpu": "argument --on: invalid choice: 'tpu'",
     "--kernel step4_causal": "--kernel: step4_causal is one of ours; did you mean --kernels step4_causal?",
-    "--kernel nowhere.py:attn": "--kernel: expected path/to/file.py:function or one of sdpa:math, sdpa:flash",
+    "--kernel nowhere.py:attn": "--kernel: there is no file nowhere.py",
     "--kernel attn": "--kernel: expected path/to/file.py:function or one of sdpa:math, sdpa:flash, sdpa:cudnn",
     "--kernel sdpa:fast": "--kernel: expected sdpa:math|flash|cudnn|efficient, got 'sdpa:fast'",
     "--kernel triton-tutorial:06.py": "--kernel: expected triton-tutorial:FILE.py, there is no file '06.py'",

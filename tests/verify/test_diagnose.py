@@ -261,13 +261,63 @@ def test_score_counts():
         (["--kernel", "step3_flash_v2", "--all"], "--all: goes with --self-test"),
         (["--kernel", "step3_flash_v2", "--backward"], "--backward: goes with a kernel of one's own"),
         (["--kernel", "oracle", "--dtype", "fp64"], "--dtype: expected fp32, fp16 or bf16"),
-        (["--kernel", "nowhere.py:attn"], "there is none at nowhere.py"),
+        (["--kernel", "nowhere.py:attn"], "there is no file nowhere.py"),
     ],
 )
 def test_misuse_is_one_line(args, says, capsys):
     """Exit status 2, before anything runs."""
     assert main(["diagnose", *args]) == 2
     assert says in capsys.readouterr().err
+
+
+ALONE = {
+    "dK = dK.reshape(B, Hk, group, Nk, d)[:, :, 0]": ("group_not_summed", "dK"),
+    "dK = dK.reshape(B, group, Hk, Nk, d).sum(1)": ("heads_modulo_in_sums", "dK"),
+    "dV = dV.reshape(B, Hk, group, Nk, d).mean(2)": ("group_averaged", "dV"),
+    "dK = full(dS + P * D); dK = dK.reshape(B, Hk, group, Nk, d).sum(2)": ("D_missing", "dK"),
+    "dK = full(dS) / scale * d**-0.5; dK = dK.reshape(B, Hk, group, Nk, d).sum(2)": ("scale_ignored_in_dK", ""),
+    "dK[:, :, -1] = 0; dK = dK.reshape(B, Hk, group, Nk, d).sum(2)": ("", ""),
+}
+GRADIENTS = """
+import numpy as np
+from refimpl import oracle
+
+def attn(q, k, v, *, scale=None, causal=False):
+    O, lse = oracle.attention(*(x.astype(np.float64) for x in (q, k, v)), scale=scale, causal=causal)
+    return O.astype(q.dtype), lse.astype(np.float32)
+
+def attn_backward(q, k, v, do, *, scale=None, causal=False):
+    (B, Hq, Nq, d), (_, Hk, Nk, _) = q.shape, k.shape
+    group = Hq // Hk
+    scale = d**-0.5 if scale is None else scale
+    Q, K, V, dO = (x.astype(np.float64) for x in (q, k, v, do))
+    K, V = (np.repeat(x, group, 1) for x in (K, V))
+    S = scale * Q @ K.swapaxes(2, 3)
+    if causal:
+        S = np.where(np.arange(Nk) <= np.arange(Nq)[:, None] + Nk - Nq, S, -np.inf)
+    m = S.max(-1, keepdims=True, initial=-1e300)
+    P = np.exp(S - m)
+    l = P.sum(-1, keepdims=True)
+    P = P / np.where(l > 0, l, 1)
+    dP = dO @ V.swapaxes(2, 3)
+    D = (P * dP).sum(-1, keepdims=True)
+    dS = P * (dP - D)
+    full = lambda dS: scale * dS.swapaxes(2, 3) @ Q
+    dQ, dK, dV = scale * dS @ K, full(dS), P.swapaxes(2, 3) @ dO
+    {}
+    dK, dV = (x if x.shape[1] == Hk and x.ndim == 4 else x.reshape(B, Hk, group, Nk, -1).sum(2) for x in (dK, dV))
+    return [x.astype(q.dtype) for x in (dQ, dK, dV)]
+"""
+
+
+@pytest.mark.parametrize("line", ALONE)
+def test_what_is_wrong_with_one_gradient_alone_has_its_name(line):
+    """A separate line of code for each: the others are right, and that does not hide the fault."""
+    module, (name, alone) = ModuleType("one"), ALONE[line]
+    exec(GRADIENTS.replace("{}", line), module.__dict__)
+    found = diagnose(replace(of_module(module, "one"), small=True), ("fp32",), locate=False)
+    assert found.backward and found.names[:1] == [name] * bool(name)
+    assert (f", in {alone} alone, " in "\n".join(report.lines(found))) == bool(alone)
 
 
 STRANGERS = """

@@ -53,6 +53,15 @@ def test_a_fault_in_one_case_is_told_in_one_line_and_the_rest_runs(kernel, line)
     assert fault.verdict == FATAL[line][0] and FATAL[line][1] in fault.reason and "\n" not in fault.reason
 
 
+def test_an_exception_is_told_with_its_line(kernel):
+    """That of the file, wherever below it was raised; one that merely passes through has none."""
+    bad = "def attn(q, k, v):\n    if q.shape[2] == 15:\n        np.zeros(2)[[7]]\n    return plain(q, k, v)"
+    spec = kernel(bad)
+    (fault,) = run(spec, ("tile_less_1",))
+    (at,) = (n for n, line in enumerate(spec.path.read_text().splitlines(), 1) if "[[7]]" in line)
+    assert fault.reason.endswith(f"out of bounds for axis 0 with size 2 ({spec.path.name}:{at})")
+
+
 @pytest.mark.parametrize("line", WRONG)
 def test_an_output_that_is_wrong_fails_with_what_was_expected(kernel, line):
     plan = foreign_run.Plan(kernel(AT_15.format(line)), foreign_probe.Facts(arrays="numpy", small=True), (), ())

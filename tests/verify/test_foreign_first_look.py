@@ -175,6 +175,9 @@ def attn_backward(q, k, v, do, causal=False, scale=None):
     assert "GRADIENTS NOT JUDGED. 1 of 1 runs passed, 1 skipped; no gradients were judged, though --backward" in out
     assert "there is no attn_backward(q, k, v, do, ...) beside it, and numpy arrays have no autograd" in out
     assert main(["--kernel", kernel(forward + backward).text, *options]) == 0
+    capsys.readouterr()
+    assert main(["--kernel", kernel(forward + backward).text, *options[:-1]]) == 0
+    assert "; attn_backward beside it is not looked at: --backward does" in capsys.readouterr().out
     assert main(["--kernel", kernel(forward + backward).text, *options[:4], "square", "--backward"]) == 2
     assert "none of the cases judges them" in capsys.readouterr().out
 

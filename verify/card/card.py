@@ -124,7 +124,9 @@ class Card:
             if not rounding:
                 continue
             out = sum(not m.ok for m in judged)
-            worst = max((m.ratio for m in judged), key=_rank)
+            beyond = [m.ratio for m in judged if not m.ok]
+            lost = any(not math.isfinite(ratio) for ratio in beyond)
+            worst = math.inf if lost else max(beyond or [m.ratio for m in judged])
             ratio = median(m.max_abs / m.plain for m in rounding)
             line = (
                 f"{dtype}: yours is off by {_times(ratio)} what the plain formula is (median of {len(rounding)} runs). "

@@ -33,7 +33,8 @@ def pattern(card) -> str:
     others = f"{also} of the {len(passing)} that pass" if also else f"none of the {len(passing)} that pass"
     verb = "have" if also > 1 else "has"
     said = f"What all {len(failing)} failing runs have in common is {trait}; so {verb} {others}"
-    word = next((word for word, phrase in WORDS.items() if phrase == trait and word not in NEEDS), None)
+    # Gradients are judged only where they are asked for: nobody has to say that a kernel is not for them.
+    word = next((word for word, phrase in WORDS.items() if phrase == trait and word not in {*NEEDS, "backward"}), None)
     if word and also == 0:
         said += f". If it is not for that, say so in the file: CAPABILITIES = {{{word!r}: False}}"
     return said

@@ -46,6 +46,8 @@ def without_gradients(plan, results) -> str:
     judging = [result for (case, _), result in zip(plan.keys, results, strict=True) if case.backward]
     if not judging:
         return "none of the cases judges them"
+    if "(" in (why := plan.facts.refused.get("backward", "")):  # it says who said so, or what a probe showed
+        return why
     if plan.facts.gradients:
         return judging[0].reason or "they were not returned"
     name = f"{plan.spec.function or 'attn'}_backward"

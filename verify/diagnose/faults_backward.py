@@ -87,6 +87,22 @@ for _power, _says in ((0, "missing in"), (2, "applied twice to")):
             return self.scale() ** self.POWER
 
 
+for _name, _sides, _look in (("dQ", "q", "the factor of dQ"), ("dK", "k", "the factor of dK"),
+                             ("dQ_dK", "qk", "the factor of dS")):  # fmt: skip
+
+    _where = _name.replace("_", " and ")
+
+    @fault(f"scale_ignored_in_{_name}", f"1 / sqrt(d) in {_where} whatever the scale", BACK, _look)
+    class _(Gradients):
+        SIDES = _sides
+
+        def scale_q(self):
+            return self.d**-0.5 if "q" in self.SIDES else self.scale()
+
+        def scale_k(self):
+            return self.d**-0.5 if "k" in self.SIDES else self.scale()
+
+
 class _OtherScores(Gradients):
     """The weights recomputed from other scores than the forward's."""
 

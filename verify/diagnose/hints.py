@@ -37,12 +37,12 @@ def hints(found) -> list[str]:
     passing = [s for s in found.samples if not s.wrong]
     said = []
     zero, lost = [s for s in failing if blank(s)], [s for s in failing if _lost(s)]
-    if len(zero) > 1:
+    if len(zero) > max(1, len(failing) // 2):
         said.append(
             f"O is 0 all over on {len(zero)} of {len(failing)} failing probes: no key counts, nothing is written, or "
             "what is not finite is written as 0 (a guard such as l > 0 is false for NaN)"
         )
-    if len(lost) > 1:
+    if len(lost) > max(1, len(failing) // 2):
         said.append(f"O is NaN or infinite all over on {len(lost)} of {len(failing)} failing probes")
     if not found.names and (shared := _shared(failing, passing)):
         what, look = TRAITS[shared]

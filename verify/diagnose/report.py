@@ -79,10 +79,11 @@ def _cause(rank, match):
     sizes = [f"{name} = {getattr(tiling, name)}" for name in ("Br", "Bc") if name in fault.tiled]
     where = f" at {', '.join(sizes)}" if sizes else ""
     order = ", last key tile first" if tiling.backwards else ""
+    alone = f", in {' and '.join(match.alone)} alone" if match.alone else ""
     close = "in size" if fault.noisy else f"to {match.residual:.1g}"
     others = f"right on {match.kept} of {match.passing} that pass"
     return [
-        f"  {rank}. {fault.name}: equals the reference with {fault.what}{where}{order}, {close}, "
+        f"  {rank}. {fault.name}: equals the reference with {fault.what}{where}{order}{alone}, {close}, "
         f"on {match.explained} of {match.failing} failing probes; {others}",
         f"     chapter {fault.chapter}; look at {fault.look}",
     ]

@@ -11,6 +11,7 @@ from verify.diagnose.library import FAULTS
 from verify.diagnose.reference import Tiling
 from verify.diagnose.subject import Sample, near
 
+GRADIENTS = "dQ", "dK", "dV"
 SIZES = (16, 32, 48, 64, 80, 96, 128, 192, 256)
 ROW_SIZES = (16, 32, 48, 64, 96, 128)
 SMALL_SIZES = (8, 12, 16, 24, 32, 48)
@@ -40,6 +41,8 @@ class Match:
         Mean share of affected elements that come out as predicted, over failing probes and contradicted ones.
     residual : float
         Median distance from the prediction over the failing elements, in units of the outputs.
+    alone : tuple of str
+        Gradients in which it has this fault, the others being right everywhere; empty for all of them.
     """
 
     fault: Fault
@@ -50,6 +53,7 @@ class Match:
     passing: int
     share: float
     residual: float
+    alone: tuple = ()
 
     @property
     def holds(self) -> bool:
@@ -75,16 +79,26 @@ def search(samples: list[Sample], small: bool) -> list[Match]:
         runs.sort(key=lambda s: s not in first)
     elif not any(s.wrong for s in runs):
         return []
+    off = {name for s in runs for name, x in s.off.items() if x.any()}
+    found = _matches(runs, small)
+    if not found and runs[0].probe.dO is not None and len(off) < len(GRADIENTS):
+        # One gradient has its own line of code, and what goes wrong there leaves the others right.
+        found = _matches(runs, small, tuple(name for name in GRADIENTS if name in off))
+    order = list(FAULTS.values())
+    return sorted(found.values(), key=lambda m: (*_rank(m), order.index(m.fault)))
+
+
+def _matches(runs, small, alone=()) -> dict:
+    """The best match of each fault class that holds, by name."""
     found = {}
     for key, fault in FAULTS.items():
         if fault.backward != (runs[0].probe.dO is not None):
             continue
         for tiling in tilings(fault, small):
-            match = evaluate(key, tiling, runs)
+            match = evaluate(key, tiling, runs, alone)
             if match and match.holds and better(match, found.get(fault.name)):
                 found[fault.name] = match
-    order = list(FAULTS.values())
-    return sorted(found.values(), key=lambda m: (*_rank(m), order.index(m.fault)))
+    return found
 
 
 def better(match, than):
@@ -115,15 +129,18 @@ def tilings(fault: Fault, small: bool) -> list[Tiling]:
     return [Tiling(*point) for point in product(rows, columns, orders, either, either)]
 
 
-def evaluate(key, tiling, runs):
-    """The match of a fault at a tiling; None as soon as too much is unexplained or contradicted."""
+def evaluate(key, tiling, runs, alone=()):
+    """The match of a fault at a tiling, if need be in some gradients ``alone``.
+
+    None as soon as too much is unexplained or contradicted.
+    """
     fault, wrong = FAULTS[key], sum(s.wrong for s in runs)
     slack = wrong // 10
     if sum(s.wrong and not fault.concerns(s.probe) for s in runs) > slack:
         return None
     shares, residuals, explained, spoken, kept = [], [], 0, 0, len(runs) - wrong
     for sample in runs:
-        share, residual = agreement(key, tiling, sample)
+        share, residual = agreement(key, tiling, sample, alone)
         if share is None:
             continue
         hit = share >= HIT
@@ -140,11 +157,11 @@ def evaluate(key, tiling, runs):
     if not explained:
         return None
     share, residual = float(np.mean(shares)), float(np.median(residuals))
-    return Match(fault, tiling, explained, spoken, kept, len(runs) - wrong, share, residual)
+    return Match(fault, tiling, explained, spoken, kept, len(runs) - wrong, share, residual, alone)
 
 
-def agreement(key, tiling, sample):
-    """How a prediction fares on a run.
+def agreement(key, tiling, sample, alone=()):
+    """How a prediction fares on a run; if some gradients are named, in those ``alone``, as the others stay right.
 
     Returns
     -------
@@ -158,7 +175,8 @@ def agreement(key, tiling, sample):
     hits = total = 0
     distances = []
     for name, got in sample.outputs.items():
-        truth, tolerance, claim = probe.truth[name], probe.tolerance[name], predicted[name].astype(np.float64)
+        truth, tolerance = probe.truth[name], probe.tolerance[name]
+        claim = truth if alone and name not in alone else predicted[name].astype(np.float64)
         off = sample.off[name]
         rows = {"lse": heeded, "O": heeded[..., None], "dQ": heeded[..., None]}.get(name, np.True_)
         loose = np.zeros_like(off) if wild is None else off | (wild if name == "lse" else wild[..., None])

@@ -4,7 +4,7 @@ import numpy as np
 
 from refimpl import oracle
 from verify.case import Case
-from verify.foreign.call import Malformed, call
+from verify.foreign.call import Malformed, NoGradients, call
 from verify.foreign.imports import bf16_excuse, simulated
 from verify.foreign.refusal import fatal, one_line, refusal
 from verify.foreign.signature import NAMES
@@ -29,6 +29,7 @@ def describe(spec: Spec) -> dict:
         "options": tuple(name for meaning, name in loaded.parameters.items() if meaning in NAMES),
         "meanings": frozenset(loaded.parameters),
         "gradients": gradients if spec.backward else "",
+        "unasked": "" if spec.backward else getattr(loaded.backward, "__name__", ""),
         "executor": "simulated" if simulated() else arrays.executor,
         "device": arrays.device,
         "strided": arrays.strided,
@@ -48,6 +49,8 @@ def attempt(spec: Spec, layout: str, case: Case, dtype: str, small: bool) -> dic
     problem = case.build(dtype, small)
     try:
         answer = call(load(spec), problem, layout)
+    except NoGradients as error:
+        return {"error": str(error), "refused": True, "raised": True}
     except Malformed as error:
         return {"error": str(error), "refused": False}
     except Exception as error:

@@ -54,6 +54,10 @@ class Answer:
     device: str = ""
 
 
+class NoGradients(Malformed):
+    """There is nothing to differentiate: no answer, where a wrong one would be a fault."""
+
+
 def call(loaded: Loaded, problem, layout="bhsd", *, watch=True) -> Answer:
     """Run a kernel on a problem.
 
@@ -172,7 +176,7 @@ def _autograd(loaded, inputs, options, dO, arrays):
     O = returned[0] if isinstance(returned, tuple | list) else returned
     if not getattr(O, "requires_grad", False):
         beside = f"{getattr(loaded.fn, '__name__', 'attn')}_backward(q, k, v, do, ...) beside it"
-        raise Malformed(f"O does not require gradients: the kernel is no autograd function, and has no {beside}")
+        raise NoGradients(f"O does not require gradients: the kernel is no autograd function, and has no {beside}")
     return returned, torch.autograd.grad(O, leaves, dO)
 
 

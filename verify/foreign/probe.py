@@ -40,7 +40,8 @@ class _Prober:
             found = self._worker.call("verify.foreign.attempt:describe", self._spec, limit=self._patience)
         except (WorkerDied, RuntimeError) as error:
             return Facts(failure=str(error))
-        meanings, strided, self._bf16 = (found.pop(name) for name in ("meanings", "strided", "bf16"))
+        names = "meanings", "strided", "bf16", "unasked"
+        meanings, strided, self._bf16, unasked = (found.pop(name) for name in names)
         facts = Facts(**found)
         says = facts.says
         self._small = facts.executor == "simulated" if small is None else small
@@ -62,9 +63,11 @@ class _Prober:
         refused |= self._words(cases, says, meanings, strided, facts.gradients, always)
         facts = replace(facts, layout=self._layout, why_layout=placed, d=self._d, why_d=why_d, refused=refused)
         facts = replace(facts, small=self._small, why_small=why, lse=first["lse"], notes=tuple(first["notes"]))
+        hints = [*self._hints, *([f"{unasked} beside it is not looked at: --backward does"] if unasked else [])]
         return replace(
-            facts, always_causal=bool(always), hints=tuple(self._hints), died=tuple(dict.fromkeys(self._died))
-        )
+            facts, always_causal=bool(always), hints=tuple(hints), died=tuple(dict.fromkeys(self._died)),
+            gradients="" if "backward" in refused else facts.gradients,
+        )  # fmt: skip
 
     def _fitted(self, dtypes, says):
         """(first answer, types refused, who said the layout, why its head dim is not the usual one)."""

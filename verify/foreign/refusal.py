@@ -2,6 +2,7 @@
 
 import linecache
 import traceback
+from pathlib import Path
 
 # What a refusal of a promise looks like. An IndexError is an accident, and so is a ValueError that nobody raised.
 REFUSALS = (NotImplementedError, TypeError, RuntimeError)
@@ -27,3 +28,10 @@ def one_line(error) -> str:
     """An exception's type and first line."""
     text = f"{type(error).__name__}: {error}".strip()
     return (text.splitlines()[0] if text else type(error).__name__)[:200]
+
+
+def line_of(error, path) -> str:
+    """The line of a file that an exception came by last, such as "mine.py:31"; empty if it did not come from there."""
+    own, frames = path.resolve(), traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == own]
+    return f"{path.name}:{lines[-1]}" if lines else ""

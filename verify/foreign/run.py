@@ -12,7 +12,7 @@ from verify.case import Case
 from verify.executors import device_name
 from verify.foreign.call import Malformed, call
 from verify.foreign.facts import Facts, words
-from verify.foreign.refusal import one_line, refusal
+from verify.foreign.refusal import line_of, one_line, refusal
 from verify.foreign.spec import WORDS, Spec, load
 from verify.pool import cores, each
 from verify.result import Result
@@ -120,6 +120,7 @@ def run_one(plan: Plan, case: Case, dtype: str) -> Run:
             return Run(_unjudged(plan, (case, dtype), "skip", f"refuses these options together ({one_line(error)})"))
         if isinstance(error, NotImplementedError):  # whatever it took elsewhere, this is said on purpose
             return Run(_unjudged(plan, (case, dtype), "skip", f"refuses this ({one_line(error)})"))
+        error.place = line_of(error, plan.spec.path)
         raise
     known = judge.reference(problem, problem.dO() if problem.backward else None)
 

@@ -129,9 +129,9 @@ def parse(text, arrays=None, layout=None, backward=False) -> Spec:
     elif spec.path.suffix != ".py" or not spec.path.is_file():
         if text in ALL:
             raise Misuse(f"--kernel: {text} is one of ours; did you mean --kernels {text}?")
-        known = ", ".join(adapters.NAMES)
-        near = f"there is none at {spec.path}" if spec.path.suffix == ".py" else f"got {text!r}"
-        raise Misuse(f"--kernel: expected path/to/file.py:function or one of {known}; {near}")
+        if spec.path.suffix == ".py":
+            raise Misuse(f"--kernel: there is no file {spec.path}")
+        raise Misuse(f"--kernel: expected path/to/file.py:function or one of {', '.join(adapters.NAMES)}; got {text!r}")
     return spec
 
 
