@@ -134,7 +134,7 @@ def test_values_that_are_not_finite_are_said_in_words(tmp_path):
 def test_a_run_that_is_lost_is_not_called_a_matter_of_rounding(tmp_path):
     """The worst is one of those that are out of bound, and what is not finite is no number of times a bound."""
     bug = "O[..., -1, :] = np.where(q.std() > 2, np.nan, O[..., -1, :])"
-    line = made(tmp_path, bug, ("square", "causal", "logits_x10"), ("fp32",)).why[-1]
+    line = made(tmp_path, bug, ("square", "causal", "logits_x10"), ("fp32",)).why()[-1]
     assert "1 of 3 is out of bound, the worst not finite: that is not rounding" in line
 
 
