@@ -10,8 +10,8 @@ operand, and these must be rounded to 16 bits first. The sum l is taken before t
     fills = B*Hq*(f*Nq + e*(d+dv)*(Nq + sum(max(0, min(Nk, Bc*cdiv(min(Nq, i*Br+Br)+diag, Bc))) for i in range(Tr))))
 
 **Numerics**: with 16-bit inputs each weight has a relative error of up to 2^-11 in fp16 and 2^-8 in bf16, half an ulp
-next to a power of two; below 2^-14 that is an absolute 2^-25 in fp16. They are as often too large as too small, so over many
-keys the errors average out, where l and the division do not see them at all. Everything else is as in step 4. With
+next to a power of two; below 2^-14 that is an absolute 2^-25 in fp16. They are as often too large as too small, so over
+many keys the errors average out, where l and the division do not see them at all. Everything else is as in step 4. With
 other inputs nothing is rounded.
 
 **Source**: Dao 2022, "FlashAttention", section 4.3; Dao 2023, "FlashAttention-2", section 3.3; Markidis et al. 2018,

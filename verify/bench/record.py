@@ -47,7 +47,6 @@ class Bench:
 
         ``others``: peers at this point, if not all.
 
-
         What does not compute the right thing is not timed, and a time that no machine can reach is not reported.
         """
         arrays, truth = self.inputs.device(point), bench_check.Truth(point, self.inputs.host(point))
@@ -57,7 +56,7 @@ class Bench:
         for c in found:
             try:
                 with c.within():
-                    c.facts["first_call_s"] = start.seconds(c, self.clock.device)
+                    c.facts["first_call_s"] = start.seconds(c.work, self.clock.device)
                     errors = truth.rmse(c.outputs())
                     c.facts["rmse"], *_ = errors.values()
             except Exception as error:  # a kernel or back end that fails must not cost the others their times

@@ -68,27 +68,12 @@ def run(args) -> int:
     if reason := timing.missing():
         raise Misuse(f"bench: a GPU is needed to time anything, and {reason}")
     bench = Bench(timing.Clock(), kernels, others, rounds, seconds, LEAST_ROUNDS if suite else 1)
-    rows, older, restarts = [], _read(path) if path else None, []
+    older = _read(path) if path else None
     if older and not args.json and not same_run(bench.record("suite", []), older):
         raise Misuse(f"--suite: {path} is of another machine, other versions or another protocol; name another file "
                      "with --json, or move that one away")  # fmt: skip
-
-    def keep():
-        """A measurement that was paid for is kept, whatever comes after it."""
-        record = bench.record("suite" if suite else "times", rows, restarts)
-        record = merged(record, older) if suite else record
-        if target:
-            target.write_text(document.lines(record, "rows"))
-        return record
-
-    with bar("bench") as update, start.empty_cache() if suite else nullcontext():
-        for done, (point, peers) in enumerate([*product(points, [None]), *product(alone, [()])]):
-            update(done, len(points) + len(alone))
-            rows += bench.measure(point, peers)
-            record = keep()
-        if suite:
-            restarts += start.restarts(rows, list(dict.fromkeys(bar.kernel for bar in bench_suite.BARS)))
-            record = keep()
+    with start.empty_cache() if suite else nullcontext():
+        rows, record = _measured(bench, points, alone, suite, older, target)
     console = _console()
     console.print(bench_report.times({**record, "rows": rows}))
     console.print(bench_report.ratios({**record, "rows": rows}, kernels))
@@ -96,6 +81,31 @@ def run(args) -> int:
         console.print(f"written: {target}")
     met = _bars(console, record) if suite else True
     return 0 if met and not unfinished(rows, kernels) else 1
+
+
+def _measured(bench, points, alone, suite, older, target):
+    """The rows of all points, those of our kernels alone the last, and the record; kept on the way in a file.
+
+    A measurement that was paid for is kept, whatever comes after it.
+    """
+    rows, restarts = [], []
+
+    def keep():
+        record = bench.record("suite" if suite else "times", rows, restarts)
+        record = merged(record, older) if suite else record
+        if target:
+            target.write_text(document.lines(record, "rows"))
+        return record
+
+    with bar("bench") as update:
+        for done, (point, peers) in enumerate([*product(points, [None]), *product(alone, [()])]):
+            update(done, len(points) + len(alone))
+            rows += bench.measure(point, peers)
+            record = keep()
+    if suite:
+        restarts += start.restarts(rows, list(dict.fromkeys(bar.kernel for bar in bench_suite.BARS)))
+        record = keep()
+    return rows, record
 
 
 def check(name) -> int:
