@@ -121,6 +121,12 @@ def test_the_simplest_failing_run_is_looked_at(tmp_path):
     assert made(tmp_path, bug, (cases[0], cases[1], cases[3]), ("fp32",)).worst.result.case == "square"
 
 
+def test_the_first_type_is_looked_at(tmp_path):
+    """A fault of a few elements in a coarse type is no simpler to see than the same in fp32."""
+    one = made(tmp_path, "O[..., : 1 if stored != 'f4' else None, :] += 9", ("square",), ("fp32", "bf16"))
+    assert one.worst.result.dtype == "fp32" and " --cases square --dtype fp32 " in one.again()
+
+
 def test_values_that_are_not_finite_are_said_in_words(tmp_path):
     """ "inf times its bound" says nothing."""
     nan = terminal(made(tmp_path, "O[..., -1, :] = np.nan", ("square",), ("fp32",)))

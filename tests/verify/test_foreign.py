@@ -1,5 +1,6 @@
 """Anyone's kernel is judged: what it says of itself, what is found out by trying, whatever it does to its process."""
 
+import re
 from collections import Counter
 
 import numpy as np
@@ -289,7 +290,8 @@ def test_command_line(tmp_path, capsys, kernel):
     out = capsys.readouterr().out
     assert "attn: FAIL. 3 of 5 runs passed, 2 failed" in out and "attn: PASS. 5 of 5" in out
     assert "What all 2 failing runs have in common is causal masking" in out
-    again = f"again: python -m verify --kernel {wrong} --cases causal --dtype fp32 --small --seed 0 --dump failing"
+    (place,) = re.findall(r"^Where, in ([\w-]+), fp32: ", out, re.MULTILINE)  # what is looked at is what is repeated
+    again = f"again: python -m verify --kernel {wrong} --cases {place} --dtype fp32 --small --seed 0 --dump failing"
     assert again in out
     assert main(["--kernel", right, "--cases", "softcap", "--small"]) == 2
     assert "every run was skipped" in capsys.readouterr().err

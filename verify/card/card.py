@@ -163,13 +163,14 @@ class Card:
         return groups
 
     def again(self) -> str:
-        """The command that repeats the first failing run and keeps its arrays."""
-        plan = self.plan
+        """The command that repeats the failing run that is looked at, or the first, and keeps its arrays."""
+        plan, worst = self.plan, self.worst
         pairs = zip(self.plan.keys, self.runs, strict=True)
-        first = next(((case, r.result) for (case, _), r in pairs if r.result.verdict in ("fail", "error")), None)
-        if first is None:
+        failing = [(case, run) for (case, _), run in pairs if run.result.verdict in ("fail", "error")]
+        if not failing:
             return ""
-        case, result = first
+        case, run = next((pair for pair in failing if pair[1] is worst), failing[0])
+        result = run.result
         words = ["python -m verify --kernel", shlex.quote(plan.spec.text), f"--cases {case.id} --dtype {result.dtype}"]
         words += [f"--arrays {plan.spec.arrays}"] if plan.spec.arrays else []
         words += [f"--layout {plan.spec.layout}"] if plan.spec.layout else []

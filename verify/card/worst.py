@@ -15,9 +15,11 @@ def worst_run(plan, runs):
     failing = [run for run in judged if run.result.verdict == "fail" and run.place.text]
     if failing:
         cases = {case.id: case for case in plan.cases}
-        # Inputs and options of a simple case are no second thing to understand. Among those alike, what is wrong
-        # everywhere shows least; nor does a picture of a few elements show much.
-        return min(failing, key=lambda run: (*_simple(cases[run.result.case]), *_telling(run)))
+        types = list(dict.fromkeys(run.result.dtype for run in runs))
+        # Inputs and options of a simple case are no second thing to understand, nor is a coarser type. Among those
+        # alike, what is wrong everywhere shows least; nor does a picture of a few elements show much.
+        return min(failing, key=lambda run: (*_simple(cases[run.result.case]), types.index(run.result.dtype),
+                                             *_telling(run)))  # fmt: skip
     return max(judged, key=lambda run: run.result.ratio, default=None)
 
 
