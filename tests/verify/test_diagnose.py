@@ -395,6 +395,7 @@ def attn(q, k, v, scale=None, causal=False):
     [
         ("", {"T": 8, "bound": "end = Nk", "last": "Nk - 1"}),
         ("ragged_tile_stale", {"T": 8, "bound": "end = Nk", "last": "Nk + T"}),
+        ("live_tile_skipped", {"T": 16, "bound": "end = min(Nk, r * T + T) if causal else Nk", "last": "Nk - 1"}),
         ("live_tile_skipped",
          {"T": 64, "bound": "end = min(Nk, r * T + Nk - Nq) if causal else Nk", "last": "Nk - 1"}),
     ],

@@ -181,6 +181,15 @@ class _(Tiles):
         return (self.key() <= self.row()) & (self.tile_keys()[0] < self.tile_rows()[0])
 
 
+@fault("live_tile_skipped", "key tiles visited only as far as the rows' own numbers, without Nk - Nq", CAUSAL, BOUND,
+       "causal")  # fmt: skip
+class _(Tiles):
+    def causal(self):
+        if not self.option("causal"):
+            return np.True_
+        return (self.key() <= self.row()) & (self.tile_keys()[0] < self.tile_rows()[0] - self.offset() + self.tiling.Br)
+
+
 class _Bc(Tiles):
     tiled = "Bc"
 
