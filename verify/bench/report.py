@@ -10,14 +10,14 @@ from verify.bench.record import by_point
 from verify.bench.stats import paired
 from verify.timing import ADDITIONS
 
-# The host's time: when, over which of the points, held to the bar or told, and the entries of a row.
+# The host's time: when, over which of the points, held to the bar or only told, and the entries of a row.
 PLAIN = f"{ADDITIONS} additions"  # in Python, which launch nothing
 IN_A_ROW = {"launches": "queued_us", "as a graph": "graph_queued_us", PLAIN: "plain_queued_us"}
 AFTER_A_WAIT = {"launches": "latency_us", "as a graph": "graph_us", PLAIN: "plain_us"}
 HOST = (
     ("in a row", np.max, True, IN_A_ROW),
-    ("after a wait, median", np.median, True, AFTER_A_WAIT),
-    ("after a wait, worst", np.max, False, AFTER_A_WAIT),
+    ("after a wait", np.max, True, AFTER_A_WAIT),
+    ("after a wait, median", np.median, False, AFTER_A_WAIT),
 )
 
 
@@ -122,9 +122,9 @@ def _starts(kernel, record):
 def _latency(kernel, record):
     """Rows of cells on the host's time for a call, none if it was not measured; and what misses the bar, "" if nothing.
 
-    Of calls in a row the worst point is held to it, of calls after a wait the median one. The worst of those is told as
-    well, but says more about the host: after a wait of many milliseconds it is slow at anything, as a little Python
-    shows that launches nothing at the same moments.
+    Both times are held to it, at the worst point: of calls in a row, and of calls after a wait. The median point is
+    told as well, and so is what a little Python takes that launches nothing at the same moments: after a wait of many
+    milliseconds the host is slow at anything.
     """
     rows, missed = [], []
     for when, over, held, entries in HOST:

@@ -154,40 +154,24 @@ class _(Tiles):
         return (self.key() <= self.row()) & (self.key() < end)
 
 
-@fault(
-    "live_tile_skipped", "a key tile skipped of which only the tile's last row sees one key", CAUSAL, BOUND, "causal"
-)
-class _(Tiles):
-    def causal(self):
-        if not self.option("causal"):
-            return np.True_
-        return (self.key() <= self.row()) & (self.tile_keys()[0] < self.tile_rows()[1])
+# What is visited of the live key tiles: by a tile's first key, and the first and last position of a tile of queries.
+for _what, _visited in (
+    ("a key tile skipped of which only the tile's last row sees one key", lambda r, key, first, last: key < last),
+    ("key tiles visited only as far as the tile's first row sees", lambda r, key, first, last: key <= first),
+    ("key tiles visited only as far as the position before the tile's first row",
+     lambda r, key, first, last: key < first),
+    ("key tiles visited only as far as the rows' own numbers, without Nk - Nq",
+     lambda r, key, first, last: key < first - r.offset() + r.tiling.Br),
+):  # fmt: skip
 
+    @fault("live_tile_skipped", _what, CAUSAL, BOUND, "causal")
+    class _(Tiles):
+        VISITED = staticmethod(_visited)
 
-@fault("live_tile_skipped", "key tiles visited only as far as the tile's first row sees", CAUSAL, BOUND, "causal")
-class _(Tiles):
-    def causal(self):
-        if not self.option("causal"):
-            return np.True_
-        return (self.key() <= self.row()) & (self.tile_keys()[0] <= self.tile_rows()[0])
-
-
-@fault("live_tile_skipped", "key tiles visited only as far as the position before the tile's first row", CAUSAL, BOUND,
-       "causal")  # fmt: skip
-class _(Tiles):
-    def causal(self):
-        if not self.option("causal"):
-            return np.True_
-        return (self.key() <= self.row()) & (self.tile_keys()[0] < self.tile_rows()[0])
-
-
-@fault("live_tile_skipped", "key tiles visited only as far as the rows' own numbers, without Nk - Nq", CAUSAL, BOUND,
-       "causal")  # fmt: skip
-class _(Tiles):
-    def causal(self):
-        if not self.option("causal"):
-            return np.True_
-        return (self.key() <= self.row()) & (self.tile_keys()[0] < self.tile_rows()[0] - self.offset() + self.tiling.Br)
+        def causal(self):
+            if not self.option("causal"):
+                return np.True_
+            return (self.key() <= self.row()) & self.VISITED(self, self.tile_keys()[0], *self.tile_rows())
 
 
 class _Bc(Tiles):
