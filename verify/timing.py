@@ -8,9 +8,13 @@ before and just after the work.
 *Waiting counted as work.* An idle device reaches the first event at once and then waits until the host has got the work
 ready: tens of microseconds in Python, as long as a small kernel runs. So each run has a head start: while the
 device is still writing a buffer, the host gets events and work into the queue. How long the host takes is a figure of
-its own, `latency_us`, taken twice: for calls in a row, and for a call after a wait. A host that has waited many
-milliseconds for a kernel is slow at whatever it then does, so what some additions in Python take it at the same two
-moments is kept beside.
+its own, `Times.host_us`, taken for calls in a row and for a call after a wait.
+
+*A neighbour counted as the host.* Whoever else runs on a processor's core, as its other thread or as another guest of
+the same machine, empties its caches while ours waits: then a call takes ten times as long, and so does whatever else is
+done first, a few additions in Python or asking the driver for its context. On a quiet core it does not, however long
+the wait. So the host's times are taken in batches spread over the rounds and over the cores. A neighbour can only add,
+so the least batch is the host's time; the usual one is kept beside, and so are additions that launch nothing.
 
 *A cache left warm.* The buffer of the head start is several times as large as the L2, so that no input is found there.
 For the warm time the work runs once more in between.
@@ -18,8 +22,9 @@ For the warm time the work runs once more in between.
 Contenders take turns, A B C, C B A, ...: what drifts meets all of them alike (see `bench.stats`).
 """
 
+import os
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,7 +34,7 @@ from verify import executors
 FLUSH_BYTES = 256 << 20  # over twice the largest L2 to date
 ROUNDS = 24
 WARM_RUNS = 5
-LATENCY_RUNS = 15
+LATENCY_RUNS, BATCHES = 15, 5  # of the host: runs a batch, and batches
 WARMUPS = 3
 ADDITIONS = 200  # in Python: work for the host alone, a few microseconds
 MARGIN = 2.0  # the head start is this many times as long as the host needs
@@ -167,22 +172,25 @@ class Times:
     ----------
     ms, warm_ms : list of float
         One cold run a round; some warm runs after the rounds, if the contender took part in all of them.
-    latency_us, graph_us : float
-        Of the host after a wait, for the work as it is timed, and as a CUDA graph if it can be one.
-    queued_us, graph_queued_us : float
-        Of the host for calls in a row, likewise.
-    plain_us, plain_queued_us : float
-        Of the host for `ADDITIONS` additions in Python, after a wait for the CUDA graph and in a row.
+    batches_us : dict of str to list of float
+        The host's times in microseconds, each batch's median. "latency_us" and "queued_us": of the work as it is timed,
+        after a wait and for calls in a row; "graph_us" and "graph_queued_us": as a CUDA graph, if it can be one;
+        "plain_us" and "plain_queued_us": of `ADDITIONS` additions in Python where the graph would be launched.
     """
 
     ms: list = field(default_factory=list)
     warm_ms: list = field(default_factory=list)
-    latency_us: float = float("nan")
-    graph_us: float = float("nan")
-    queued_us: float = float("nan")
-    graph_queued_us: float = float("nan")
-    plain_us: float = float("nan")
-    plain_queued_us: float = float("nan")
+    batches_us: dict = field(default_factory=dict)
+
+    @property
+    def host_us(self) -> dict[str, float]:
+        """The host's times: the least batch of each."""
+        return {name: min(batches) for name, batches in self.batches_us.items()}
+
+    @property
+    def usual_us(self) -> dict[str, float]:
+        """The host's times with whatever else went on meanwhile: the median batch of each."""
+        return {name: float(np.median(batches)) for name, batches in self.batches_us.items()}
 
 
 def interleaved(clock, contenders, rounds=ROUNDS, seconds=3.0, fewest=1) -> dict[str, Times]:
@@ -207,29 +215,30 @@ def interleaved(clock, contenders, rounds=ROUNDS, seconds=3.0, fewest=1) -> dict
     """
     device, found, share = clock.device, {}, {}
     for c in contenders:
-        times = found[c.name] = Times()
+        found[c.name] = Times()
         with c.within():
-            times.latency_us = clock.latency_us(c.work, 1)
-            clock.give_start(times.latency_us / 1e3)
+            once_us = clock.latency_us(c.work, 1)
+            clock.give_start(once_us / 1e3)
             begin = device.host_ms()
             clock.cold(c.work)
             one_ms = device.host_ms() - begin
             share[c.name] = max(fewest, min(rounds, int(1e3 * seconds / len(contenders) / one_ms)))
+            found[c.name].batches_us["latency_us"] = [once_us]
             if share[c.name] == rounds:  # what has time for all rounds has time to warm up
                 for _ in range(WARMUPS):
                     clock.cold(c.work)
-                times.latency_us, times.queued_us = _both_latencies(clock, c.work)
-                if c.graph:
-                    graph = c.graph()
-                    times.graph_us, times.graph_queued_us = _both_latencies(clock, graph)
-                    times.plain_us = clock.latency_us(graph, instead=_additions)
-                    times.plain_queued_us = clock.latency_us(_additions, waiting=False)
+                found[c.name].batches_us = {name: [us] for name, us in _host_times(clock, c).items()}
     # One head start for all, long enough for the slowest host: the same conditions for everyone.
-    clock.give_start(max(t.latency_us for t in found.values()) / 1e3)
+    clock.give_start(max(t.host_us["latency_us"] for t in found.values()) / 1e3)
+    due = {batch * rounds // BATCHES: batch for batch in range(1, BATCHES)}
     for k in range(rounds):
         for c in contenders if k % 2 == 0 else reversed(contenders):
             if k < share[c.name]:
                 with c.within():
+                    if k in due and share[c.name] == rounds:
+                        with _on_core(due[k]):
+                            for name, us in _host_times(clock, c).items():
+                                found[c.name].batches_us[name].append(us)
                     found[c.name].ms.append(clock.cold(c.work))
     for c in contenders:
         if share[c.name] == rounds:  # whatever takes longer does not live on what a cache holds
@@ -238,8 +247,33 @@ def interleaved(clock, contenders, rounds=ROUNDS, seconds=3.0, fewest=1) -> dict
     return found
 
 
-def _both_latencies(clock, work):
-    return clock.latency_us(work), clock.latency_us(work, waiting=False)
+def _host_times(clock, contender):
+    """A batch of the host's times, by the names that `Times` has for them."""
+    work = contender.work
+    found = {"latency_us": clock.latency_us(work), "queued_us": clock.latency_us(work, waiting=False)}
+    if contender.graph:
+        graph = contender.graph()
+        found |= {
+            "graph_us": clock.latency_us(graph),
+            "graph_queued_us": clock.latency_us(graph, waiting=False),
+            "plain_us": clock.latency_us(graph, instead=_additions),
+            "plain_queued_us": clock.latency_us(_additions, waiting=False),
+        }
+    return found
+
+
+@contextmanager
+def _on_core(batch):
+    """This thread on another core for each batch, where the system lets a thread be put somewhere."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    allowed = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {sorted(allowed)[batch * len(allowed) // BATCHES]})
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 def _additions():

@@ -1,10 +1,13 @@
 """The clock, on a device whose times are known: each of the three mistakes shows there, and none in the clock."""
 
+import os
+
 import numpy as np
 import pytest
 
+from verify import timing
 from verify.bench.simulated import FLUSH_MS, Device
-from verify.timing import Clock, Contender, interleaved
+from verify.timing import BATCHES, Clock, Contender, interleaved
 
 
 def test_a_run_takes_as_long_as_it_takes():
@@ -58,25 +61,22 @@ def test_flushes_take_what_they_take():
 
 
 def test_turns_go_back_and_forth_and_slow_ones_leave_early():
-    device = Device()
-    order = []
+    device, order = Device(), []
+    clock = Clock(device)
+    cold = clock.cold
 
-    def contender(name, ms):
-        work = device.work(name, ms, host_ms=0.01)
+    def noted(work):
+        order.append(work.name)
+        return cold(work)
 
-        def launch():
-            order.append(name)
-            work()
-
-        return Contender(name, launch)
-
-    found = interleaved(Clock(device), [contender("a", 1.0), contender("b", 1.0), contender("c", 300.0)], 10, 3.0)
+    clock.cold = noted
+    works = [device.work(name, ms, host_ms=0.01) for name, ms in (("a", 1.0), ("b", 1.0), ("c", 300.0))]
+    found = interleaved(clock, [Contender(work.name, work) for work in works], 10, 3.0)
     assert [len(found[name].ms) for name in "abc"] == [10, 10, 3]
     assert found["a"].ms == pytest.approx([1.0] * 10)
     assert found["a"].warm_ms == pytest.approx([1.0] * 5) and found["c"].warm_ms == []
-    rounds = "".join(order[-2 * sum(len(t.warm_ms) for t in found.values()) - 23 :])
-    assert rounds.startswith("abc" "cba" "abc" "ba" "ab")
-    assert all(t.latency_us == pytest.approx(10.0) for t in found.values())
+    assert "".join(order[-23:]) == "abc" "cba" "abc" + 3 * "baab" + "ba"
+    assert all(t.host_us["latency_us"] == pytest.approx(10.0) for t in found.values())
 
 
 def test_a_slow_launch_is_not_timed_in_turns_either():
@@ -112,7 +112,48 @@ def test_the_context_is_entered_for_every_run_and_not_timed():
 
     found = interleaved(Clock(device), [Contender("a", launch, Slow)], 6)
     assert set(seen) == {1} and found["a"].ms == pytest.approx([1.0] * 6)
-    assert found["a"].latency_us == pytest.approx(4.0)
+    assert found["a"].host_us["latency_us"] == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("rounds", [1, 3, 5, 24])
+def test_a_neighbour_is_not_the_host(rounds):
+    """Some batches are disturbed: the least is what a call takes. A call that takes long every time is told as that."""
+    device, batch = Device(), []
+
+    def graph():
+        batch.append(1)
+        return device.work("a", 1.0, host_ms=0.005 if len(batch) % 3 == 1 else 0.080)
+
+    quick = Contender("a", device.work("a", 1.0, host_ms=0.030), graph=graph)
+    times = interleaved(Clock(device), [quick], rounds)["a"]
+    assert (times.host_us["latency_us"], times.usual_us["latency_us"]) == pytest.approx((30.0, 30.0))
+    assert (times.host_us["graph_us"], times.host_us["graph_queued_us"]) == pytest.approx((5.0, 5.0))
+    assert len(times.batches_us["graph_us"]) == len(batch) == min(rounds + 1, BATCHES)
+    assert rounds < 5 or times.usual_us["graph_us"] == pytest.approx(80.0)
+    names = ("latency_us", "queued_us", "graph_us", "graph_queued_us", "plain_us", "plain_queued_us")
+    assert tuple(times.host_us) == names
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="threads stay where the system puts them")
+def test_batches_are_spread_over_the_cores(monkeypatch):
+    """The thread may be anywhere again afterwards, also if one of them fails."""
+    allowed, cores = os.sched_getaffinity(0), []
+
+    def batch(clock, contender):
+        cores.append(os.sched_getaffinity(0))
+        if len(cores) == 8:
+            raise ArithmeticError
+        return {"latency_us": 1.0}
+
+    monkeypatch.setattr(timing, "_host_times", batch)
+    device = Device()
+    work = Contender("a", device.work("a", 1.0))
+    interleaved(Clock(device), [work])
+    assert cores[0] == allowed and len(cores) == BATCHES and all(len(core) == 1 for core in cores[1:])
+    assert len({min(core) for core in cores[1:]}) == min(len(allowed), BATCHES - 1)
+    with pytest.raises(ArithmeticError):
+        interleaved(Clock(device), [work])
+    assert os.sched_getaffinity(0) == allowed
 
 
 def test_the_simulated_device_scatters_as_told():

@@ -9,9 +9,8 @@ from verify.bench import check as bench_check
 from verify.bench import limits, machine, peers, start
 from verify.bench import points as bench_points
 from verify.bench.limits import Ceiling
-from verify.timing import FLUSH_BYTES, ROUNDS, interleaved
+from verify.timing import BATCHES, FLUSH_BYTES, LATENCY_RUNS, ROUNDS, interleaved
 
-OF_THE_HOST = ("queued_us", "graph_us", "graph_queued_us", "plain_us", "plain_queued_us")  # see timing.Times
 PLACES = 5  # decimals of a millisecond: a hundredth of what an event resolves
 KEY = ("direction", "dtype", "causal", "d", "N", "B", "H")
 
@@ -93,8 +92,8 @@ class Bench:
             "p90_ms": round(float(np.percentile(times.ms, 90)), PLACES),
             "min_ms": round(float(min(times.ms)), PLACES),
             "warm_ms": round(float(np.median(times.warm_ms)), PLACES) if times.warm_ms else None,
-            "latency_us": round(times.latency_us, 1),
-            **{name: round(us, 1) for name in OF_THE_HOST if not np.isnan(us := getattr(times, name))},
+            **{name: round(us, 1) for name, us in times.host_us.items()},
+            "usual_us": {name: round(us, 1) for name, us in times.usual_us.items()},
             "tflops": round(work.tflops(median), 2),
             "gb_per_s": round(work.gb_per_s(median), 1),
             "of_measured": _shares(self.measured, work, median),
@@ -126,6 +125,8 @@ class Bench:
             "rounds": self.rounds,
             "seconds": self.seconds,
             "l2": f"cold: {FLUSH_BYTES >> 20} MiB written before every run; warm_ms: straight after the same work",
+            "host": f"us a call, of one thread: the least of {BATCHES} batches' medians of {LATENCY_RUNS}, on several "
+                    "cores and spread over the rounds; usual_us: the median batch",
             "checked": f"before and after, {bench_check.LEAST_ROWS} to {bench_check.MOST_ROWS} rows of two heads of O "
                        f"or dQ, and of dK and dV up to N = {bench_check.WHOLE}, "
                        f"against fp64: RMSE <= {bench_check.FACTOR:g} x the plain formula's + ulp / 2",

@@ -1,6 +1,5 @@
 """What a record of times says, as tables for a terminal."""
 
-import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
@@ -10,14 +9,14 @@ from verify.bench.record import by_point
 from verify.bench.stats import paired
 from verify.timing import ADDITIONS
 
-# The host's time: when, over which of the points, held to the bar or only told, and the entries of a row.
+# The host's time: when, of the usual batch or of the least, which is held to the bar, and the entries of a row.
 PLAIN = f"{ADDITIONS} additions"  # in Python, which launch nothing
 IN_A_ROW = {"launches": "queued_us", "as a graph": "graph_queued_us", PLAIN: "plain_queued_us"}
 AFTER_A_WAIT = {"launches": "latency_us", "as a graph": "graph_us", PLAIN: "plain_us"}
 HOST = (
-    ("in a row", np.max, True, IN_A_ROW),
-    ("after a wait", np.max, True, AFTER_A_WAIT),
-    ("after a wait, median", np.median, False, AFTER_A_WAIT),
+    ("in a row", False, IN_A_ROW),
+    ("after a wait", False, AFTER_A_WAIT),
+    ("after a wait, usually", True, AFTER_A_WAIT),
 )
 
 
@@ -122,24 +121,24 @@ def _starts(kernel, record):
 def _latency(kernel, record):
     """Rows of cells on the host's time for a call, none if it was not measured; and what misses the bar, "" if nothing.
 
-    Both times are held to it, at the worst point: of calls in a row, and of calls after a wait. The median point is
-    told as well, and so is what a little Python takes that launches nothing at the same moments: after a wait of many
-    milliseconds the host is slow at anything.
+    Both times are held to it, at the worst point: of calls in a row, and of calls after a wait. What a call usually
+    took there is told as well, with whatever else ran on the machine, and so is what a little Python takes that
+    launches nothing.
     """
     rows, missed = [], []
-    for when, over, held, entries in HOST:
-        took = {way: bench_suite.latency_us(kernel, record, entry, over) for way, entry in entries.items()}
+    for when, usual, entries in HOST:
+        took = {way: bench_suite.latency_us(kernel, record, entry, usual) for way, entry in entries.items()}
         took = {way: us for way, us in took.items() if us is not None}
         calls = [us for way, us in took.items() if way != PLAIN]
         if not calls:
             continue
         bar, said = f"{bench_suite.LATENCY_BAR_US} us", Text("-")
-        if held:
+        if not usual:
             verdict = "" if min(calls) <= bench_suite.LATENCY_BAR_US else f"{min(calls):.1f} us misses {bar}"
             missed += [verdict] * bool(verdict)
             said = Text(verdict or "met", style="red" if verdict else "green")
         told = ", ".join(f"{way} {us:.1f}" for way, us in took.items()) + " us"
-        rows.append((f"{kernel}, host a call {when}", bar if held else "-", "-", "-", told, "-", said))
+        rows.append((f"{kernel}, host a call {when}", "-" if usual else bar, "-", "-", told, "-", said))
     return rows, "; ".join(missed)
 
 

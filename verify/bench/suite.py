@@ -237,8 +237,8 @@ def accuracy(bar: Bar, record: dict) -> Accuracy | None:
     return Accuracy(bar, float(np.exp(np.mean(np.log(ours / theirs)))), len(both))
 
 
-def latency_us(kernel: str, record: dict, way: str, over=np.max) -> float | None:
-    """The host's time for a call; None if the record has none.
+def latency_us(kernel: str, record: dict, way: str, usual=False) -> float | None:
+    """The host's time for a call at the worst point; None if the record has none.
 
     Parameters
     ----------
@@ -246,11 +246,11 @@ def latency_us(kernel: str, record: dict, way: str, over=np.max) -> float | None
         The row's entry: "queued_us" of launches one by one or "graph_queued_us" of one CUDA graph, for calls in a row;
         "latency_us" or "graph_us" for calls after a wait; "plain_queued_us" or "plain_us" of no call at all, see
         `timing.Times`.
-    over : callable
-        Makes one number of those of all points: the worst, if nothing else is said.
+    usual : bool
+        Of the usual batch at each point, whatever else went on, instead of the least.
     """
-    taken = [row[way] for row in record["rows"] if row["name"] == kernel and way in row]
-    return float(over(taken)) if taken else None
+    rows = [row.get("usual_us", {}) if usual else row for row in record["rows"] if row["name"] == kernel]
+    return max((row[way] for row in rows if way in row), default=None)
 
 
 def first_call_s(kernel: str, record: dict) -> float | None:
