@@ -1,5 +1,6 @@
 """Measure points and keep what was found: a row a contender and point, from which everything else is computed."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import numpy as np
@@ -41,27 +42,33 @@ class Bench:
         self.sheet = limits.datasheet(self.device)
         self.light = limits.speed_of_light(self.device, machine.state().get("max_sm_mhz"), self.measured)
 
-    def measure(self, point, others=None) -> list[dict]:
+    def measure(self, point, against=None) -> list[dict]:
         """The rows of a point: every contender that could be timed, and every one that could not, with the reason.
 
-        ``others``: peers at this point, if not all.
+        ``against``: a second storage type, if our kernels are to be timed against themselves in it, as `in_type` names
+        them, instead of against peers.
 
         What does not compute the right thing is not timed, and a time that no machine can reach is not reported.
         """
-        arrays, truth = self.inputs.device(point), bench_check.Truth(point, self.inputs.host(point))
-        others = self.others if others is None else others
-        found, reasons = bench_points.contenders(point, self.kernels, others, arrays)
+        found, reasons, truths = self._entered(point, () if against else self.others)
+        if against:
+            twins, _, of_twins = self._entered(replace(point, dtype=against), ())
+            for c in twins:
+                del c.facts["fingerprint"]  # which the kernel's own row has
+                name, c.name = c.name, in_type(c.name, against)
+                truths[c.name] = of_twins[name]
+            found += twins
         ready, failed = [], {}
         for c in found:
             try:
                 with c.within():
                     c.facts["first_call_s"] = start.seconds(c.work, self.clock.device)
-                    errors = truth.rmse(c.outputs())
+                    errors = truths[c.name].rmse(c.outputs())
                     c.facts["rmse"], *_ = errors.values()
             except Exception as error:  # a kernel or back end that fails must not cost the others their times
                 failed[c.name] = bench_points.brief(error)
                 continue
-            if wrong := truth.wrong(errors):
+            if wrong := truths[c.name].wrong(errors):
                 failed[c.name] = wrong
             else:
                 ready.append(c)
@@ -70,6 +77,7 @@ class Bench:
         states = {"before": before, "after": machine.state()}
         rows = []
         for c in ready:
+            truth = truths[c.name]
             if wrong := truth.wrong(truth.rmse(c.outputs())):  # of the last run that was timed
                 failed[c.name] = f"after the timed runs {wrong}"
             else:
@@ -77,6 +85,12 @@ class Bench:
         for name, reason in (reasons | failed).items():
             rows.append({**_where(point), "name": name, "not_measured": reason, "failed": name in failed})
         return rows
+
+    def _entered(self, point, others):
+        """Who runs at a point, why the others do not, and what each is checked against."""
+        arrays, truth = self.inputs.device(point), bench_check.Truth(point, self.inputs.host(point))
+        found, reasons = bench_points.contenders(point, self.kernels, others, arrays)
+        return found, reasons, {c.name: truth for c in found}
 
     def _row(self, point, contender, times, truth, states):
         """One row; with "refused" and no time in it where a time cannot be true."""
@@ -133,6 +147,11 @@ class Bench:
             "rmse": "of O, or of dQ",
             "flops": "2 (d + dv) a visible pair forward, 2.5 times that backward; bytes: compulsory",
         }  # fmt: skip
+
+
+def in_type(name, dtype):
+    """What a kernel is called that runs in another storage type than its point's."""
+    return f"{name} in {dtype}"
 
 
 def _where(point):

@@ -7,7 +7,7 @@ import numpy as np
 
 from verify.bench.limits import BACKWARD, FORWARD
 from verify.bench.points import Point, fingerprint_of
-from verify.bench.record import by_point, key
+from verify.bench.record import by_point, in_type, key
 from verify.bench.stats import Ratio, geometric_mean, paired
 from verify.misuse import Misuse
 from verify.registry import CUDA
@@ -24,7 +24,7 @@ class Suite:
     heads, tokens : int
         Tokens of all sequences together.
     other, other_lengths : str, tuple of int
-        A second storage type, and the lengths at which our kernels are timed in it, too.
+        A second storage type, and the lengths at which our kernels are timed in it against themselves in the first.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Suite:
         ]
 
     def other_points(self, directions=(FORWARD, BACKWARD), dims=None, masks=None, lengths=None) -> list[Point]:
-        """Those of `points` that are timed in the second storage type as well, in that type."""
+        """Those of `points` that are timed in both storage types, in turns: in the second."""
         points = self.points(directions, dims, masks, lengths)
         return [replace(point, dtype=self.other) for point in points if point.N in self.other_lengths]
 
@@ -157,18 +157,16 @@ def standing(bar: Bar, record: dict, suite: Suite = H200) -> Standing:
     """Hold a record against one bar.
 
     A bar is met when the 95 % interval reaches it: of the geometric mean over all the suite's points, and of every
-    single one of them. Against itself a kernel is held at the points of the suite's second storage type, where the two
-    have not run in turns but one point after another.
+    single one of them. Against itself a kernel is held at the points of the suite's second storage type.
     """
     own = bar.peer == ITSELF
     points = (suite.other_points if own else suite.points)((bar.direction,))
-    wanted, found, pairs, problems = {_key(point) for point in points}, by_point(record["rows"]), {}, []
-    for point in points:
-        ours = found.get(_key(point), {}).get(bar.kernel, {})
-        first = _key(replace(point, dtype=suite.dtype))
-        theirs = found.get(first, {}).get(bar.kernel if own else bar.peer, {})
+    peer = in_type(bar.kernel, suite.dtype) if own else bar.peer
+    wanted, found, pairs, problems = [_key(point) for point in points], by_point(record["rows"]), {}, []
+    for at in wanted:
+        ours, theirs = (found.get(at, {}).get(name, {}) for name in (bar.kernel, peer))
         if "ms" in ours and "ms" in theirs:
-            pairs[_key(point)] = ours["ms"], theirs["ms"]
+            pairs[at] = ours["ms"], theirs["ms"]
     if len(pairs) < len(wanted):
         problems.append(f"{len(wanted) - len(pairs)} of {len(wanted)} points not measured{_why(record, bar, wanted)}")
     if not pairs:

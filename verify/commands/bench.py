@@ -2,7 +2,6 @@
 
 import json
 from contextlib import nullcontext
-from itertools import product
 
 from rich.console import Console
 
@@ -84,7 +83,7 @@ def run(args) -> int:
 
 
 def _measured(bench, points, alone, suite, older, target):
-    """The rows of all points, those of our kernels alone the last, and the record; kept on the way in a file.
+    """The rows of all points, those of our kernels against themselves the last, and the record; kept in a file.
 
     A measurement that was paid for is kept, whatever comes after it.
     """
@@ -98,9 +97,9 @@ def _measured(bench, points, alone, suite, older, target):
         return record
 
     with bar("bench") as update:
-        for done, (point, peers) in enumerate([*product(points, [None]), *product(alone, [()])]):
+        for done, point in enumerate([*points, *alone]):
             update(done, len(points) + len(alone))
-            rows += bench.measure(point, peers)
+            rows += bench.measure(point, suite.dtype if point in alone else None)
             record = keep()
     if suite:
         restarts += start.restarts(rows, list(dict.fromkeys(bar.kernel for bar in bench_suite.BARS)))
@@ -164,7 +163,7 @@ def _points(args):
 
 
 def _suite_points(suite, args):
-    """The suite's points, or those that the options choose, and those of our kernels alone, in its other storage type.
+    """The suite's points, or those that the options choose, and those in its other storage type, of our kernels alone.
 
     What the suite fixes cannot be chosen.
     """
