@@ -7,7 +7,16 @@ from verify import document
 from verify.bench.limits import BACKWARD, FORWARD
 from verify.bench.record import by_point
 from verify.bench.stats import paired
-from verify.bench.suite import BARS, H200, stale, standing
+from verify.bench.suite import (
+    BARS,
+    H200,
+    OWN_BARS,
+    first_call_s,
+    latency_us,
+    restart_s,
+    stale,
+    standing,
+)
 
 SHOWN = {"step6_flash_v3": ("sdpa_cudnn", "sdpa_flash"), "step5_tensor_core": ("sdpa_flash",)}
 PEERS = {"sdpa_cudnn": "cuDNN", "sdpa_flash": "FlashAttention-2"}  # as PyTorch carries them
@@ -25,7 +34,8 @@ def table(folder: Path = document.RECORDS) -> str:
     if record is None:
         return "\nNo run of the suite has been recorded yet.\n"
     tables = _rates(record, FORWARD), _rates(record, BACKWARD) if _timed(record, BACKWARD) else []
-    return "\n".join(["", *(line for lines in tables if lines for line in (*lines, "")), *_legend(record), ""])
+    shown = (line for lines in tables if lines for line in (*lines, ""))
+    return "\n".join(["", *shown, *_besides(record), *_legend(record), ""])
 
 
 def _timed(record, direction):
@@ -79,3 +89,32 @@ def _legend(record):
         f"{record['device']}, {record['made'][:10]}, {H200.heads} heads, {H200.tokens // 1024}K tokens; {versions}."
         + (f" Stale: {old}." if old else ""),
     ]
+
+
+def _besides(record):
+    """The lines of a table of what is held to bars besides: the other storage type, the host's time, first calls."""
+    rows = {
+        f"{way}, times as fast in {H200.other} as in {H200.dtype}, N = {H200.other_lengths[0]}":
+            [next((held.mean for bar in OWN_BARS if (bar.kernel, bar.direction) == (kernel, way)
+                   and (held := standing(bar, record)).mean), None) for kernel in SHOWN]
+        for way in (FORWARD, BACKWARD)
+    }  # fmt: skip
+    for what, row, waited in (("launch by launch", "queued_us", "latency_us"),
+                              ("as a CUDA graph", "graph_queued_us", "graph_us")):  # fmt: skip
+        rows[f"host's time for a call, {what}; after a wait"] = [
+            _both("{:.1f} µs", *(latency_us(kernel, record, entry) for entry in (row, waited))) for kernel in SHOWN
+        ]
+    rows["first call, compiled; found compiled by another process"] = [
+        _both("{:.2f} s", first_call_s(kernel, record), restart_s(kernel, record)) for kernel in SHOWN
+    ]
+    lines = [f"| {what} | {' | '.join(str(cell or '-') for cell in cells)} |" for what, cells in rows.items()
+             if any(cells)]  # fmt: skip
+    if not lines:
+        return []
+    head = [f"| means, and worst points | {' | '.join(f'`{kernel}`' for kernel in SHOWN)} |"]
+    return [*head, f"| --- |{' --- |' * len(SHOWN)}", *lines, ""]
+
+
+def _both(form, *numbers):
+    """Two numbers in one cell; None if one was not measured."""
+    return None if None in numbers else "; ".join(form.format(number) for number in numbers)

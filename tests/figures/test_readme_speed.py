@@ -54,3 +54,22 @@ def test_backward_has_a_table_of_its_own_once_it_was_timed(tmp_path):
     first, second = readme_speed.table(tmp_path).split("| backward, fp16 |")
     assert "| 500 · 2.00 · 4.00 |" in first and "| 77 · 2.00 · 4.00 |" in second
     assert "`step6_flash_v3` backward 4.000" in second and "500" not in second
+
+
+def test_what_else_has_bars_is_told_where_it_was_measured(tmp_path):
+    """The worst of all points, of each kernel; bf16 against fp16 where the two ran in turns."""
+    made = record()
+    made["rows"][0] |= {"queued_us": 9.0, "latency_us": 12.0, "first_call_s": 3.0}
+    (tmp_path / "a.json").write_text(json.dumps(made))
+    text = readme_speed.table(tmp_path)
+    assert "host's time for a call, launch by launch; after a wait | 9.0 µs; 12.0 µs | - |" in text
+    assert "CUDA graph" not in text and "first call" not in text
+    made["rows"].append(made["rows"][0] | {"N": 4096, "queued_us": 10.0, "latency_us": 11.0, "first_call_s": 4.0})
+    made["restarts"] = [{"name": "step6_flash_v3", "direction": "forward", "first_call_s": 0.25}]
+    point = {"direction": "forward", "dtype": "bf16", "causal": True, "d": 128, "N": 4096, "B": 4, "H": 16}
+    both = ("step6_flash_v3", 2.0), ("step6_flash_v3 in fp16", 2.5)
+    made["rows"] += [point | {"name": name, "ms": [ms] * 8} for name, ms in both]
+    (tmp_path / "a.json").write_text(json.dumps(made))
+    text = readme_speed.table(tmp_path)
+    assert "| 10.0 µs; 12.0 µs | - |" in text and "| 4.00 s; 0.25 s | - |" in text
+    assert "forward, times as fast in bf16 as in fp16, N = 4096 | 1.250 [1.250, 1.250] | - |" in text
