@@ -2,6 +2,7 @@
 
 It hashes the source of the step and of everything of ours it is built from, without comments, docstrings and folders'
 names, and the launch configuration. So rewording and moving change nothing; a changed instruction or tile size does.
+Of a function that is written twice only what the compiler takes counts, not what the emulator runs in its place.
 The compiler is not part of it: records name their package versions beside it.
 """
 
@@ -146,7 +147,24 @@ def code_alone(source):
     imports = [node for node in tree.body if isinstance(node, ast.ImportFrom) and _ours(node.module)]
     named = sorted(node.module.rpartition(".")[2] + _text(node.names) for node in imports)
     tree.body = [node for node in tree.body if node not in imports]
+    emulated = _emulated(tree)
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name in emulated:
+            node.body = []
     return _text(named) + _text(tree)
+
+
+def _emulated(tree):
+    """Names of functions that the compiler never sees: each has an overload that is written without it."""
+    names = set()
+    for node in tree.body:
+        for decorator in getattr(node, "decorator_list", ()):
+            if isinstance(decorator, ast.Call) and getattr(decorator.func, "id", None) == "overload":
+                name = decorator.args[0].id
+                inside = (part.id for statement in node.body for part in ast.walk(statement) if isinstance(part, ast.Name))
+                if name not in inside:
+                    names.add(name)
+    return names
 
 
 def _ours(module):

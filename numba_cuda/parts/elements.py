@@ -30,13 +30,16 @@ def narrow(x, like):
 
 
 def exp2(x):
-    """2**x in fp32; exact for integers in [-126, 127] (checked by ``verify exact``)."""
-    return np.exp2(np.float32(x))
+    """2**x in fp32; exact for integers in [-126, 127] (checked by ``verify exact``).
+
+    Here in fp64 and rounded: with some processors NumPy's own in fp32 is off by an ulp at 127.
+    """
+    return np.float32(np.exp2(np.float64(x)))
 
 
 def log2(x):
-    """Base-2 logarithm in fp32."""
-    return np.log2(np.float32(x))
+    """Base-2 logarithm in fp32; here, as `exp2`, in fp64 and rounded."""
+    return np.float32(np.log2(np.float64(x)))
 
 
 @intrinsic

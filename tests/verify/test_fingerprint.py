@@ -114,3 +114,15 @@ def test_a_move_changes_nothing_and_another_routine_does():
     assert fingerprint.code_alone(here) == fingerprint.code_alone(there)
     assert fingerprint.code_alone(here) != fingerprint.code_alone(here.replace("tile_ops import", "tensor_ops import"))
     assert fingerprint.code_alone("import a\nimport b\n") != fingerprint.code_alone("import b\nimport a\n")
+
+
+def test_what_only_the_emulator_runs_changes_nothing():
+    """Of a function with an overload the compiler never sees the body, unless the overload falls back on it."""
+    twice = "def f(x):\n    return x\n\n@overload(f, inline='always')\ndef _f(x):\n    return lambda x: x + 1\n"
+    once = "def f(x):\n    return x\n\n@overload(f)\ndef _f(x):\n    return f\n"
+    for text, body_counts in ((twice, False), (once, True)):
+        before = fingerprint.code_alone(text)
+        assert (fingerprint.code_alone(text.replace("return x\n", "return 2 * x\n")) != before) is body_counts
+        assert fingerprint.code_alone(text.replace("_f(x):\n    return ", "_f(x):\n    return None or ")) != before
+        assert fingerprint.code_alone(text.replace("def f(x)", "def f(x, y)")) != before
+    assert fingerprint.code_alone(twice.replace("x + 1", "x + 2")) != fingerprint.code_alone(twice)
