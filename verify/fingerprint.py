@@ -161,8 +161,8 @@ def _emulated(tree):
         for decorator in getattr(node, "decorator_list", ()):
             if isinstance(decorator, ast.Call) and getattr(decorator.func, "id", None) == "overload":
                 name = decorator.args[0].id
-                inside = (part.id for statement in node.body for part in ast.walk(statement) if isinstance(part, ast.Name))
-                if name not in inside:
+                parts = (part for statement in node.body for part in ast.walk(statement))
+                if name not in {getattr(part, "id", None) for part in parts}:
                     names.add(name)
     return names
 
