@@ -54,7 +54,7 @@ def changes():
         marks = []
         for probe in probes:
             if fault.concerns(probe):
-                outputs, wild = fault.predict(probe, TILING)
+                outputs, wild, _ = fault.predict(probe, TILING)
                 assert outputs.keys() == probe.truth.keys()
                 for name, x in outputs.items():
                     assert x.shape == probe.truth[name].shape, (key, probe.id, name)

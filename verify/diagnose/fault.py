@@ -57,10 +57,10 @@ class Fault:
         )
 
     def predict(self, probe, tiling):
-        """Outputs by name, in the types that store them, and the rows of which it only says that they are wrong."""
+        """Outputs by name, in the types that store them; rows that are only called wrong; rows that may be anything."""
         made = self.model(probe, tiling)
         outputs = made.backward() if self.backward else made.forward()
-        return probe.stored(outputs), made.wild
+        return probe.stored(outputs), made.wild, made.unknown
 
 
 def fault(name, what, chapter, look, needs=(), noisy=False, empty=False):

@@ -254,6 +254,62 @@ class _(_Bc):
         return super().forward()
 
 
+PAST = "the comparison of a key's position with Nk: below it, not up to it"
+
+
+@fault("one_key_too_many", "one key past the end counted with score 0, in ragged tiles", RAGGED, PAST)
+class _Past(_Bc):
+    def padded_keys(self):
+        return self.Nk + (self.Nk % self.tiling.Bc > 0)
+
+    def exists(self):
+        return np.True_
+
+
+@fault("one_key_too_many", "one key past the end or the length counted, in ragged tiles", RAGGED, PAST)
+class _(_Past):
+    def in_length(self):
+        lengths = self.option("lengths_k")
+        more = np.True_ if lengths is None else self.key() == np.asarray(lengths)[:, None, None, None]
+        return super().in_length() | more
+
+
+@fault("one_key_too_many", "the last key counted twice, in ragged tiles", RAGGED, PAST)
+class _(_Past):
+    def inputs(self):
+        Q, K, V = super().inputs()
+        last = np.minimum(self.key(), max(self.Nk - 1, 0))
+        return Q, K[:, :, last], V[:, :, last]
+
+
+@fault("one_key_too_many", "what follows the last key in memory counted, in ragged tiles", RAGGED, PAST)
+class _Follows(_Past):
+    def inputs(self):
+        Q, K, V = super().inputs()
+        return (Q, self.followed(K, 1), self.followed(V, 2)) if self.padded_keys() > self.Nk > 0 else (Q, K, V)
+
+    def followed(self, x, at):
+        """Keys or values with the next head's first after their last, and zeros after all of them."""
+        first = self.probe.wide[at][:, :, 0].reshape(self.B * self.Hk, -1)
+        after = np.vstack([first[1:], 0 * first[:1]]).reshape(self.B, self.Hk, -1)
+        return np.concatenate([x[:, :, : self.Nk], after[:, self.key_head(), None]], axis=2)
+
+    def forward(self):
+        if self.padded_keys() > self.Nk:  # what comes after all of them is anybody's
+            past = np.broadcast_to(self.visible(), self.full_shape())[..., -1]
+            last_head, last_batch = self.key_head() == self.Hk - 1, np.arange(self.B) == self.B - 1
+            self.unknown = past & last_head[:, None] & last_batch[:, None, None]
+        return super().forward()
+
+
+@fault("one_key_too_many", "what follows the last key in memory counted", RAGGED, PAST)
+class _(_Follows):
+    tiled = ""
+
+    def padded_keys(self):
+        return self.Nk + 1
+
+
 @fault("last_tile_dropped", "the last key tile dropped, whole or not", RAGGED, BOUND)
 class _(_Bc):
     def exists(self):

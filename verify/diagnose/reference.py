@@ -58,6 +58,7 @@ class Reference:
         self.group = self.Hq // self.Hk
         self.padded = None  # K with zeros past its end, if it is the probe's own
         self.wild = None  # rows (B, Hq, Nq) of which a fault only says that they are wrong
+        self.unknown = None  # rows of which it says nothing
 
     def option(self, name):
         """An option's value; None if it is not given."""

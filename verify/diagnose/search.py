@@ -171,7 +171,7 @@ def agreement(key, tiling, sample, alone=()):
     """
     probe, fault = sample.probe, FAULTS[key]
     heeded = np.ones_like(probe.empty) if fault.empty else ~probe.empty
-    predicted, wild = prediction(probe, key, tiling) if fault.concerns(probe) else (probe.truth, None)
+    predicted, wild, unknown = prediction(probe, key, tiling) if fault.concerns(probe) else (probe.truth, None, None)
     hits = total = 0
     distances = []
     for name, got in sample.outputs.items():
@@ -181,6 +181,8 @@ def agreement(key, tiling, sample, alone=()):
         rows = {"lse": heeded, "O": heeded[..., None], "dQ": heeded[..., None]}.get(name, np.True_)
         loose = np.zeros_like(off) if wild is None else off | (wild if name == "lse" else wild[..., None])
         affected = (off | ~near(claim, truth, tolerance) | loose) & rows
+        if unknown is not None:
+            affected = affected & ~(unknown if name == "lse" else unknown[..., None])
         if not affected.any():
             continue
         with np.errstate(all="ignore"):
@@ -218,7 +220,7 @@ def _of_that_size(got, claim, truth):
 
 @lru_cache(maxsize=40_000)
 def prediction(probe, key, tiling):
-    """What a fault makes of a probe, and the rows that it only calls wrong; kept, as many kernels meet one probe."""
+    """What `Fault.predict` says of a probe; kept, as many kernels meet one probe."""
     n, fault, cut = probe.K.shape[2], FAULTS[key], tiling
     if "order" in fault.tiled:  # for a running state, a tile longer than the keys is one of any length
         cut = replace(cut, Bc=min(tiling.Bc, max(1, n)))
