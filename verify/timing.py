@@ -1,6 +1,6 @@
 """Time work on a GPU that runs behind the host's back: events around the launches alone, a cold or a warm L2, in turns.
 
-Three mistakes are easy, and each has its answer here.
+Four mistakes are easy, and each has its answer here.
 
 *The host's clock.* A launch returns before the kernel has begun. So the device's own events are used, recorded just
 before and just after the work.
@@ -12,9 +12,9 @@ its own, `Times.host_us`, taken for calls in a row and for a call after a wait.
 
 *A neighbour counted as the host.* Whoever else runs on a processor's core, as its other thread or as another guest of
 the same machine, empties its caches while ours waits: then a call takes ten times as long, and so does whatever else is
-done first, a few additions in Python or asking the driver for its context. On a quiet core it does not, however long
-the wait. So the host's times are taken in batches spread over the rounds and over the cores. A neighbour can only add,
-so the least batch is the host's time; the usual one is kept beside, and so are additions that launch nothing.
+done first, a few additions in Python or asking the driver for its context. On a quiet core a wait costs a microsecond
+or two. So the host's times are taken in batches spread over the rounds and over the cores. A neighbour can only add, so
+the least batch is the host's time; the usual one is kept beside, and so are additions that launch nothing.
 
 *A cache left warm.* The buffer of the head start is several times as large as the L2, so that no input is found there.
 For the warm time the work runs once more in between.

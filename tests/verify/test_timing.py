@@ -1,4 +1,4 @@
-"""The clock, on a device whose times are known: each of the three mistakes shows there, and none in the clock."""
+"""The clock, on a device whose times are known: each of the four mistakes shows there, and none in the clock."""
 
 import os
 
