@@ -10,11 +10,12 @@ ready: tens of microseconds in Python, as long as a small kernel runs. So each r
 device is still writing a buffer, the host gets events and work into the queue. How long the host takes is a figure of
 its own, `Times.host_us`, taken for calls in a row and for a call after a wait.
 
-*A neighbour counted as the host.* Whoever else runs on a processor's core, as its other thread or as another guest of
-the same machine, empties its caches while ours waits: then a call takes ten times as long, and so does whatever else is
-done first, a few additions in Python or asking the driver for its context. On a quiet core a wait costs a microsecond
-or two. So the host's times are taken in batches spread over the rounds and over the cores. A neighbour can only add, so
-the least batch is the host's time; the usual one is kept beside, and so are additions that launch nothing.
+*A neighbour counted as the host.* After the same wait a call was seen to take a few microseconds on some cores and ten
+times that on others, for seconds at a time, and so did whatever else was done first, a few additions in Python or
+asking the driver for its context. That fits somebody else who uses the core and its caches meanwhile, as its other
+thread or as another guest of the machine; none was seen directly. So the host's times are taken in batches spread over
+the rounds and over the cores. Others can only add, so the least batch is the host's time; the usual one is kept beside,
+and so are additions that launch nothing.
 
 *A cache left warm.* The buffer of the head start is several times as large as the L2, so that no input is found there.
 For the warm time the work runs once more in between.
