@@ -26,9 +26,10 @@ except ImportError:  # then BLAS shares each product among its threads, and we s
     threadpool_limits = None
 
 CHUNK = 1 << 22  # most scores in a chunk: 32 MiB for each thread
-ROWS = 256  # most rows in a chunk: the products gain little from more
+ROWS = 512  # most rows in a chunk: the products gain little from more
 BLOCK = 1 << 17  # scores that go through the softmax at a time: 1 MiB, which a cache holds, in few calls
-SMALL = 64.0  # scores up to this size need no maximum subtracted, and have a table of exponentials
+SMALL = 64.0  # scores up to this size need no maximum subtracted, where V is not LARGE
+LARGE = 1e250
 
 
 def attention(Q, K, V, *, scale=None, causal=False, align="bottom_right", mask=None, bias=None, window=None,
@@ -83,7 +84,8 @@ def attention(Q, K, V, *, scale=None, causal=False, align="bottom_right", mask=N
     def work(b, h, at):
         w = case.weights(b, h, case.rows[at])
         if w is not None:
-            O[b, h, at], lse[b, h, at] = _product(case.drop(w.P, w.kept), w.V, w.kept), w.lse
+            O[b, h, at] = _product(case.drop(w.E, w.kept), w.V, w.kept) / w.l
+            lse[b, h, at] = w.lse
 
     case.run(work, case.threads)
     return O, lse
@@ -122,24 +124,26 @@ def attention_backward(Q, K, V, dO, *, scale=None, causal=False, align="bottom_r
         if w is None:
             return
         dO_i = dO[b, h, at].astype(np.float64)
-        dV[b, hk, w.keys] += _product(_T(case.drop(w.P, w.kept)), dO_i, _T(w.kept))
+        P = np.divide(w.E, w.l, out=w.E)
+        dV[b, hk, w.keys] += _product(_T(case.drop(P, w.kept)), dO_i, _T(w.kept))
         dS = _hide(case.drop(dO_i @ _T(w.V), w.kept), w.see)  # dP, so far
-        D = np.einsum("brn,brn->br", w.P, dS)
+        D = np.einsum("brn,brn->br", P, dS)
         dS -= (D - dlse[b, h, at])[..., None]  # d lse_i / d s_ij = p_ij: dlse enters beside the row sums D
-        dS *= w.P
+        dS *= P
         if dbias is not None:
             _add_broadcast(dbias, b, h, rows, w.keys, _hide(dS, w.see))
         dS = _hide(dS * (case.scale * w.cap_slope), w.see)
-        dQ[b, h, at] = _product(dS, _T(w.K_T), w.see)
+        dQ[b, h, at] = _product(dS, w.K, w.see)
         dK[b, hk, w.keys] += _product(_T(dS), w.Q, _T(w.see))
 
     case.run(work, 1)  # threads would add to dK, dV and dbias in any order
     return dQ, dK, dV, None if dbias is None else dbias.reshape(np.shape(bias))
 
 
-# Of a chunk: P (batch, r, n), 0 where hidden; lse (batch, r); see, bool like P, or None if all is visible;
-# kept, see less what dropout drops; keys, the slice of P's n keys; cap_slope, d softcap / ds; its Q, K, V.
-_Weights = namedtuple("_Weights", "P lse see kept keys cap_slope Q K_T V")
+# Of a chunk: E (batch, r, n), the weights times l, 0 where hidden; l (batch, r, 1); lse (batch, r); see, bool like
+# E, or None if all is visible; kept, see less what dropout drops; keys, the slice of E's n keys; cap_slope,
+# d softcap / ds; its Q, K, V.
+_Weights = namedtuple("_Weights", "E l lse see kept keys cap_slope Q K V")
 
 
 class _Case:
@@ -194,7 +198,8 @@ class _Case:
         # Single batch entries, or many small ones that share the cost of a call.
         step = max(1, CHUNK // 4 // max(1, len(self.rows) * max(self.Nk, self.d, self.dv)))
         slabs = [slice(b, min(b + step, self.B)) for b in range(0, self.B, step)]
-        step = max(16, min(ROWS, CHUNK // max(1, self.Nk)))
+        share = len(slabs) * self.Hq * len(self.rows) // threads
+        step = max(16, min(ROWS, CHUNK // max(1, self.Nk), share))
         chunks = [slice(r, r + step) for r in range(0, len(self.rows), step)]
         jobs = [(b, h, at) for b in slabs for h in range(self.Hq) for at in chunks]
 
@@ -217,8 +222,8 @@ class _Case:
             return None
         keys, j = slice(first, end), np.arange(first, end)
         with self.lock:  # so that threads that start together don't all convert the same keys
-            K_T, V, K_norm = self.keys_of(b.start, b.stop, h // self.group)
-        Q, K_T, V = self.Q[b, h][:, rows].astype(np.float64), K_T[..., keys], V[:, keys]
+            K, V, K_norm, V_most = self.keys_of(b.start, b.stop, h // self.group)
+        Q, K, V = self.Q[b, h][:, rows].astype(np.float64), K[:, keys], V[:, keys]
         bias = None if self.bias is None else self.bias[b, h][:, rows, keys].astype(np.float64)
         shape = (len(Q), len(rows), len(j))
 
@@ -236,8 +241,9 @@ class _Case:
 
         # By Cauchy and Schwarz no |scale q.k| is larger than the left side; a NaN there makes it False.
         small = abs(self.scale) * np.sqrt((Q * Q).sum(axis=-1).max()) * K_norm <= SMALL
-        small = small and self.softcap is None and self.slopes is None and bias is None
-        S = np.matmul(Q * (self.scale * _STEPS) if small else Q, K_T, out=self.reused("scores", shape))
+        small = small and V_most < LARGE and self.softcap is None and self.slopes is None and bias is None
+        unit = 1.0 if _VECTOR_EXP else _STEPS  # of small scores
+        S = np.matmul(Q * (self.scale * unit) if small else Q, _T(K), out=self.reused("scores", shape))
         if not small:
             S *= self.scale  # not Q, whose rounding would grow with the scores
         cap_slope = 1.0
@@ -253,11 +259,13 @@ class _Case:
             _hide(S, see, -np.inf)
             see = np.not_equal(S, -np.inf)  # a score of -inf hides its key
             see = None if see.all() else see
-        lse = _softmax(S, see, small, self.reused("scratch", (2, max(1, BLOCK // len(j)), len(j))))
+        # After the product where nothing is lost by it; a row of one key is to give its value exactly.
+        late = see is None and self.keep is None and len(j) > 1 and V_most < LARGE
+        l, lse = _softmax(S, see, small, late, self.reused("scratch", (2, max(1, BLOCK // len(j)), len(j))))
         kept = see
         if self.keep is not None:  # at p = 1 nothing is
             kept = self.keep[b, h][:, rows, keys] & (self.keep_factor > 0) & (True if see is None else see)
-        return _Weights(S, lse, see, kept, keys, cap_slope, Q, K_T, V)
+        return _Weights(S, l, lse, see, kept, keys, cap_slope, Q, K, V)
 
     def reused(self, name, shape):
         """Return this thread's memory by name; new pages for each chunk would take a tenth of the time."""
@@ -272,37 +280,49 @@ class _Case:
 
 
 def _keys_of(K, V, start, stop, hk):
-    """Return K transposed, V and the greatest norm of a key, in fp64."""
-    K, V = (x[start:stop, hk].astype(np.float64, copy=False) for x in (K, V))
-    return np.ascontiguousarray(_T(K)), V, np.sqrt((K * K).sum(axis=-1).max(initial=0.0))
+    """Return K, V, the greatest norm of a key and V's greatest size, in fp64."""
+    K, V = (x[start:stop, hk].astype(np.float64, order="C", copy=False) for x in (K, V))
+    K_norm = np.sqrt(np.einsum("bnd,bnd->bn", K, K).max(initial=0.0))
+    return K, V, K_norm, max(V.max(initial=0.0), -V.min(initial=0.0))
 
 
-def _softmax(S, see, small, scratch):
-    """Turn scores (batch, r, n) into weights, 0 where hidden; return lse. Small ones come times _STEPS."""
-    lse = np.empty(S.shape[:-1])
-    S_rows, lse_rows = S.reshape(-1, S.shape[-1]), lse.reshape(-1, 1)
+def _softmax(S, see, small, late, scratch):
+    """Turn scores (batch, r, n) into weights, 0 where hidden; return l and lse.
+
+    With `late` the weights are left times l, for the product to be divided by it; l is 1 otherwise.
+    """
+    l, lse = np.ones((*S.shape[:-1], 1)), np.empty(S.shape[:-1])
+    S_rows, l_rows, lse_rows = S.reshape(-1, S.shape[-1]), l.reshape(-1, 1), lse.reshape(-1, 1)
     hidden = None if see is None else ~see.reshape(S_rows.shape)
     step = scratch.shape[1]
     for at in (slice(r, r + step) for r in range(0, len(S_rows), step)):
         s, m = S_rows[at], 0.0
-        if small:
+        if small and not _VECTOR_EXP:
             _exp_small(s, *scratch[:, : len(s)])
         else:
-            m = s.max(axis=1, keepdims=True)
-            s -= m  # NaN in a row without keys, all of which is hidden
+            if not small:
+                m = s.max(axis=1, keepdims=True)
+                s -= m  # NaN in a row without keys, all of which is hidden
             np.exp(s, out=s)
         if hidden is not None:
-            s[hidden[at]] = 0.0  # where a NaN in the row must not reach
-        l = s.sum(axis=1, keepdims=True)
-        s /= np.where(l > 0, l, 1.0)  # not by NaN, which would reach what is hidden
-        lse_rows[at] = m + np.log(l)
-    return lse
+            s[hidden[at]] = 0.0
+        total = s.sum(axis=1, keepdims=True)
+        lse_rows[at] = m + np.log(total)
+        if late:
+            l_rows[at] = total
+        else:
+            s /= total
+            if hidden is not None and not (total > 0).all():
+                s[hidden[at]] = 0.0  # where neither a NaN in the row nor 0 / 0 must reach
+    return l, lse
 
 
-# np.exp, one number at a time on most processors, would take a quarter of the whole time. Small scores come
-# in steps of ln 2 / 256 instead: exp is 2^(n / 256), n the nearest integer, from a table, times exp of the
-# rest by its series, of which 4e-17 is left out. The series is scaled so that its leading coefficient is 1.
+# NumPy takes np.exp eight numbers at a time with AVX-512 and one at a time elsewhere, which would be a quarter of
+# the whole time. There small scores come in steps of ln 2 / 256: exp is 2^(n / 256), n the nearest integer, from a
+# table, times exp of the rest by its series, of which 4e-17 is left out, scaled so that its first coefficient is 1.
 _STEPS = 256 / math.log(2)
+_EXP = np.lib.introspect.opt_func_info("^exp$", "float64").get("exp", {}).get("dd", {}).get("current", "")
+_VECTOR_EXP = "AVX512" in _EXP or "V4" in _EXP  # its name before NumPy 2.4, and since
 _TOP = math.ceil(SMALL * _STEPS) + 1
 _SERIES = [_STEPS**k * math.factorial(4) / math.factorial(4 - k) for k in range(1, 5)]
 _TABLE = np.exp2(np.arange(-_TOP, _TOP + 1) / 256) / _SERIES[3]
@@ -326,7 +346,7 @@ def _product(W, X, see):
     """W @ X, (batch, m, k) by (batch, k, n), in which what is not seen adds nothing, not even 0 * NaN."""
     bad = None if see is None else ~np.isfinite(X).all(axis=-1)
     if bad is None or not bad.any():
-        return W @ X
+        return _T(_T(X) @ _T(W))  # the transposed is faster where W is wide and X narrow
     out = W @ np.where(bad[..., None], 0.0, X)
     for b, k in np.argwhere(bad):
         rows = see[b, :, k]

@@ -37,15 +37,29 @@ def test_exponential_is_within_three_ulp():
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"lengths_k": [3, 0]}])
-def test_table_and_numpy_agree(options, monkeypatch):
-    """Small scores go through the table; with SMALL at -1 they go through np.exp."""
+def test_three_ways_to_the_exponentials_agree(options, monkeypatch):
+    """Small scores go through the table or, where it is fast, np.exp; with SMALL at -1, through their maximum."""
     arrays = draw(20, 30)
-    by_table = both(*arrays, **options)
-    monkeypatch.setattr(oracle, "SMALL", -1.0)
-    by_numpy = both(*arrays, **options)
-    assert any((x != y).any() for x, y in zip(by_table[:5], by_numpy[:5], strict=True))
-    for x, y in zip(by_table[:5], by_numpy[:5], strict=True):
-        np.testing.assert_allclose(x, y, rtol=0, atol=1e-14)
+    found = []
+    for vector, small in ((False, 64.0), (True, 64.0), (True, -1.0)):
+        monkeypatch.setattr(oracle, "_VECTOR_EXP", vector)
+        monkeypatch.setattr(oracle, "SMALL", small)
+        found.append(both(*arrays, **options)[:5])
+    for x, y in ((0, 1), (0, 2), (1, 2)):
+        assert any((a != b).any() for a, b in zip(found[x], found[y], strict=True))
+        for a, b in zip(found[x], found[y], strict=True):
+            np.testing.assert_allclose(a, b, rtol=0, atol=1e-14)
+
+
+def test_a_nan_reaches_all_the_weights_of_its_row_and_none_that_is_hidden_or_dropped():
+    """Of three keys one is NaN; whichever of the others dropout leaves, its weight is NaN as well."""
+    Q, K = np.ones((1, 1, 1, 1)), np.array([np.nan, 1.0, 2.0]).reshape(1, 1, 3, 1)
+    V = np.ones((1, 1, 3, 1))
+    for keep, lost in (([0, 1, 1], True), ([1, 0, 0], True), ([0, 0, 0], False)):
+        O, lse = oracle.attention(Q, K, V, keep=np.array(keep, bool), dropout_p=0.5)
+        assert np.isnan(lse).all() and np.isnan(O.item()) == lost and (lost or O.item() == 0)
+    O, lse = oracle.attention(Q, K, V, mask=np.array([False, True, True]))
+    assert O.item() == 1 and np.isfinite(lse).all()
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e3, 1e9])
