@@ -248,6 +248,9 @@ def make_kernel(shape, dtype, negate=False, capped=False, tracing=False):
                 ptx.barrier_arrive(next_turn, uint32(256))  # the first warpgroup may start
 
             q, q_phase, k, k_phase, v, v_phase = uint32(0), uint32(0), uint32(0), uint32(0), uint32(0), uint32(0)
+            if q_stages == 1:  # registers are few then, and what the compiler makes of known phases takes some
+                zero = uint32(ptx.uniform(int32(0)))
+                q, q_phase, k, k_phase, v, v_phase = zero, zero, zero, zero, zero, zero
             turn = int32(0)
             i, bh = locate(turn, Tr, heads, group)
             j, end = key_tiles(i, Nq, Nk, low, high)
@@ -400,7 +403,7 @@ def attention(
     whole = len(Q.shape) == len(V.shape) == 4  # `prepare` refuses others
     d, dv = (Q.shape[-1], V.shape[-1]) if whole else (8, 8)
     if shape is None:
-        shape = shape_for(max(d, dv), Q.shape[2] if whole else 0, causal)
+        shape = shape_for(max(d, dv), Q.shape[2] if whole else 0, causal, bool(softcap))
         if tile:
             shape = Shape(tile.Br, tile.Bc, shape.D)
     p = prepare(Q, K, V, scale, causal, align, Tile(shape.Br, shape.Bc), (1, 1), on, trace)

@@ -48,9 +48,15 @@ SHAPES = {
 }
 SHORT_CAUSAL = Shape(128, 192, 64, 3, 3, turns=True)  # for which 192 rows would hide much of their last key tiles
 SHORT = 1536
+CAPPED = Shape(192, 96, 64, 3, 3, turns=True)  # with softcap, whose tanh takes registers that 128 keys leave none of
 
 
-def shape_for(d, Nq, causal):
-    """The shape that was fastest on an H200 for a head dim, number of queries, and with or without a causal mask."""
+def shape_for(d, Nq, causal, capped=False):
+    """The shape for a head dim, number of queries, with or without a causal mask and softcap.
+
+    The fastest on an H200, where no softcap is.
+    """
     D = next((D for D in SHAPES if d <= D), max(SHAPES))
+    if capped and D == 64:
+        return CAPPED
     return SHORT_CAUSAL if D == 64 and causal and Nq <= SHORT else SHAPES[D]

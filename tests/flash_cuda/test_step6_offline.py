@@ -50,6 +50,12 @@ def test_every_shape(shape, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("d", hopper_shapes.SHAPES)
+def test_softcap(d, tmp_path):
+    check(hopper_shapes.shape_for(d, 300, causal=True, capped=True), tmp_path, softcap=30.0)
+
+
+@pytest.mark.slow
 def test_bf16_and_a_negative_scale(tmp_path):
     check(hopper_shapes.SHAPES[128], tmp_path, dtype=ml_dtypes.bfloat16)
     check(hopper_shapes.SHAPES[128], tmp_path, scale=-1.0)
