@@ -78,6 +78,11 @@ def test_shapes(shape):
     assert_true(draw(shape.Br + 9, 50), shape, 1, causal=True)
 
 
+@pytest.mark.parametrize("d, options", [(64, {"softcap": 5.0}), (256, {"causal": True})], ids=str)
+def test_the_shapes_for_what_takes_most_registers(d, options):
+    assert_true(draw(70, 100, d=d), None, **options)
+
+
 @pytest.mark.parametrize("kind", [FP16, BF16])
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (30, 0)}], ids=str)
 def test_it_rounds_where_its_twin_does(kind, options):
