@@ -28,8 +28,8 @@ except ImportError:  # then BLAS shares each product among its threads, and we s
 CHUNK = 1 << 22  # most scores in a chunk: 32 MiB for each thread
 ROWS = 512  # most rows in a chunk: the products gain little from more
 BLOCK = 1 << 17  # scores that go through the softmax at a time: 1 MiB, which a cache holds, in few calls
-SMALL = 64.0  # scores up to this size need no maximum subtracted, where V is not LARGE
-LARGE = 1e250
+SMALL = 64.0  # scores up to this size need no maximum subtracted
+LARGE = 1e250  # from this size on V meets weights that are normalised already: exp(SMALL) times it may overflow
 
 
 def attention(Q, K, V, *, scale=None, causal=False, align="bottom_right", mask=None, bias=None, window=None,
@@ -82,9 +82,9 @@ def attention(Q, K, V, *, scale=None, causal=False, align="bottom_right", mask=N
     lse = np.full(O.shape[:3], -np.inf)
 
     def work(b, h, at):
-        w = case.weights(b, h, case.rows[at])
+        w = case.weights(b, h, case.rows[at], late=True)
         if w is not None:
-            O[b, h, at] = _product(case.drop(w.E, w.kept), w.V, w.kept) / w.l
+            O[b, h, at] = _product(case.drop(w.P, w.kept), w.V, w.kept) / w.l
             lse[b, h, at] = w.lse
 
     case.run(work, case.threads)
@@ -124,12 +124,11 @@ def attention_backward(Q, K, V, dO, *, scale=None, causal=False, align="bottom_r
         if w is None:
             return
         dO_i = dO[b, h, at].astype(np.float64)
-        P = np.divide(w.E, w.l, out=w.E)
-        dV[b, hk, w.keys] += _product(_T(case.drop(P, w.kept)), dO_i, _T(w.kept))
+        dV[b, hk, w.keys] += _product(_T(case.drop(w.P, w.kept)), dO_i, _T(w.kept))
         dS = _hide(case.drop(dO_i @ _T(w.V), w.kept), w.see)  # dP, so far
-        D = np.einsum("brn,brn->br", P, dS)
+        D = np.einsum("brn,brn->br", w.P, dS)
         dS -= (D - dlse[b, h, at])[..., None]  # d lse_i / d s_ij = p_ij: dlse enters beside the row sums D
-        dS *= P
+        dS *= w.P
         if dbias is not None:
             _add_broadcast(dbias, b, h, rows, w.keys, _hide(dS, w.see))
         dS = _hide(dS * (case.scale * w.cap_slope), w.see)
@@ -140,10 +139,10 @@ def attention_backward(Q, K, V, dO, *, scale=None, causal=False, align="bottom_r
     return dQ, dK, dV, None if dbias is None else dbias.reshape(np.shape(bias))
 
 
-# Of a chunk: E (batch, r, n), the weights times l, 0 where hidden; l (batch, r, 1); lse (batch, r); see, bool like
-# E, or None if all is visible; kept, see less what dropout drops; keys, the slice of E's n keys; cap_slope,
-# d softcap / ds; its Q, K, V.
-_Weights = namedtuple("_Weights", "E l lse see kept keys cap_slope Q K V")
+# Of a chunk: P (batch, r, n), 0 where hidden; l (batch, r, 1), which O is still to be divided by; lse (batch, r);
+# see, bool like P, or None if all is visible; kept, see less what dropout drops; keys, the slice of P's n keys;
+# cap_slope, d softcap / ds; its Q, K, V.
+_Weights = namedtuple("_Weights", "P l lse see kept keys cap_slope Q K V")
 
 
 class _Case:
@@ -198,6 +197,8 @@ class _Case:
         # Single batch entries, or many small ones that share the cost of a call.
         step = max(1, CHUNK // 4 // max(1, len(self.rows) * max(self.Nk, self.d, self.dv)))
         slabs = [slice(b, min(b + step, self.B)) for b in range(0, self.B, step)]
+        if threadpool_limits is None or self.B * self.Hq * len(self.rows) * self.Nk <= CHUNK // 4:
+            threads = 1  # more would not pay
         share = len(slabs) * self.Hq * len(self.rows) // threads
         step = max(16, min(ROWS, CHUNK // max(1, self.Nk), share))
         chunks = [slice(r, r + step) for r in range(0, len(self.rows), step)]
@@ -207,15 +208,14 @@ class _Case:
             with np.errstate(all="ignore"):  # NaN and inf are data here; each thread has its own setting
                 work(*job)
 
-        pays = self.B * self.Hq * len(self.rows) * self.Nk > CHUNK // 4
-        if pays and threads > 1 and threadpool_limits is not None:
+        if threads > 1:
             with threadpool_limits(1, "blas"), ThreadPoolExecutor(threads) as pool:
                 list(pool.map(quiet, jobs))  # a list, so that an error in a thread is raised here
         else:
             list(map(quiet, jobs))
 
-    def weights(self, b, h, rows):
-        """Return the _Weights of some rows of head h; None if no key is in reach of any."""
+    def weights(self, b, h, rows, late=False):
+        """Return the _Weights of some rows of head h, with `late` times l if that may be; None if no key is in reach."""
         i = rows[:, None] + self.offset[b][:, None, None]
         first, end = max(0, i.min() - self.left), min(self.lengths_k[b].max(), i.max() + self.right + 1)
         if end <= first:
@@ -241,7 +241,7 @@ class _Case:
 
         # By Cauchy and Schwarz no |scale q.k| is larger than the left side; a NaN there makes it False.
         small = abs(self.scale) * np.sqrt((Q * Q).sum(axis=-1).max()) * K_norm <= SMALL
-        small = small and V_most < LARGE and self.softcap is None and self.slopes is None and bias is None
+        small = small and self.softcap is None and self.slopes is None and bias is None
         unit = 1.0 if _VECTOR_EXP else _STEPS  # of small scores
         S = np.matmul(Q * (self.scale * unit) if small else Q, _T(K), out=self.reused("scores", shape))
         if not small:
@@ -259,8 +259,8 @@ class _Case:
             _hide(S, see, -np.inf)
             see = np.not_equal(S, -np.inf)  # a score of -inf hides its key
             see = None if see.all() else see
-        # After the product where nothing is lost by it; a row of one key is to give its value exactly.
-        late = see is None and self.keep is None and len(j) > 1 and V_most < LARGE
+        # A row of one key gives its value exactly; a weight that is NaN reaches neither hidden nor dropped keys.
+        late = late and see is None and self.keep is None and len(j) > 1 and V_most < LARGE
         l, lse = _softmax(S, see, small, late, self.reused("scratch", (2, max(1, BLOCK // len(j)), len(j))))
         kept = see
         if self.keep is not None:  # at p = 1 nothing is
@@ -289,7 +289,7 @@ def _keys_of(K, V, start, stop, hk):
 def _softmax(S, see, small, late, scratch):
     """Turn scores (batch, r, n) into weights, 0 where hidden; return l and lse.
 
-    With `late` the weights are left times l, for the product to be divided by it; l is 1 otherwise.
+    With `late` the weights are left times l, and l is 1 otherwise: fewer divisions, and no pass over the scores.
     """
     l, lse = np.ones((*S.shape[:-1], 1)), np.empty(S.shape[:-1])
     S_rows, l_rows, lse_rows = S.reshape(-1, S.shape[-1]), l.reshape(-1, 1), lse.reshape(-1, 1)

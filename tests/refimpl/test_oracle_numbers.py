@@ -127,6 +127,15 @@ def test_chunks_slabs_and_threads_change_nothing(options, monkeypatch):
         assert x is y is None or (x == y).all()
 
 
+@pytest.mark.parametrize("N, threads, chunks", [(200, 16, 1), (1100, 1, 3), (1100, 4, 4)])
+def test_rows_are_shared_out_only_where_threads_pay(N, threads, chunks, monkeypatch):
+    """A chunk is a call of the softmax; below a million scores one thread takes all."""
+    calls, softmax = [], oracle._softmax
+    monkeypatch.setattr(oracle, "_softmax", lambda *args: calls.append(1) or softmax(*args))
+    oracle.attention(*(np.ones((1, 1, N, 4)) for _ in range(3)), threads=threads)
+    assert len(calls) == chunks
+
+
 def test_without_threadpoolctl(monkeypatch):
     arrays = draw(9, 9)
     with_it = both(*arrays)
