@@ -215,7 +215,7 @@ class _Case:
             list(map(quiet, jobs))
 
     def weights(self, b, h, rows, late=False):
-        """Return the _Weights of some rows of head h, with `late` times l if that may be; None if no key is in reach."""
+        """The _Weights of some rows of head h, with `late` times l if that may be; None if no key is in reach."""
         i = rows[:, None] + self.offset[b][:, None, None]
         first, end = max(0, i.min() - self.left), min(self.lengths_k[b].max(), i.max() + self.right + 1)
         if end <= first:
